@@ -1,0 +1,35 @@
+"""Runtime hooks for Equinox models: wrap a model, and it hands back what its parts
+computed (activations) and received (cotangents), or changes them on the way.
+"""
+
+from ._backward import BackwardHook as BackwardHook
+from ._errors import (
+    HookShapeError as HookShapeError,
+    LogShapeError as LogShapeError,
+    LogValueError as LogValueError,
+    NotInitialisedError as NotInitialisedError,
+    PeexError as PeexError,
+    SiteLostError as SiteLostError,
+    SiteNotFiredError as SiteNotFiredError,
+    SiteNotFoundError as SiteNotFoundError,
+)
+from ._forward import ForwardHook as ForwardHook
+from ._hooks import (
+    AbstractHook as AbstractHook,
+    AddHook as AddHook,
+    IdentityHook as IdentityHook,
+    ScaleHook as ScaleHook,
+    ZeroHook as ZeroHook,
+)
+from ._log import Log as Log
+from ._logs import (
+    AbstractLog as AbstractLog,
+    IdentityLog as IdentityLog,
+    MaxAbsLog as MaxAbsLog,
+    MeanLog as MeanLog,
+    MeanStd as MeanStd,
+    MeanStdLog as MeanStdLog,
+    NoneLog as NoneLog,
+    NormLog as NormLog,
+)
+from ._value_and_grad import Logs as Logs, value_and_grad as value_and_grad

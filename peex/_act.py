@@ -1,0 +1,78 @@
+"""Hook and log applied to a value: what both directions share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ._errors import HookShapeError, LogValueError
+from ._site import Site
+
+
+Arrays = Sequence[Any]
+
+
+def is_array(x: object) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+def act(
+    site: Site, structure: Any, arrays: Arrays, hook_arrays: Arrays, log_arrays: Arrays
+) -> tuple[list[Any], list[Any], Any]:
+    """What the hook makes of a value (its arrays, and the structure they are in), and
+    the leaves and structure of what the log makes of that.
+
+    **Raises:** `HookShapeError`, `LogValueError`.
+    """
+    arrays = list(arrays)
+    value = jtu.tree_unflatten(structure, arrays)
+    if site.hook is not None:
+        value = site.hook.thaw(hook_arrays)(value)
+        arrays = _check(site, arrays, structure, value)
+    if site.log is None:
+        return arrays, [], None
+    logs, treedef = _log_leaves(site, site.log.thaw(log_arrays)(value))
+    return arrays, logs, treedef
+
+
+def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
+    leaves, treedef = jtu.tree_flatten(logged)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
+            leaves[i] = jnp.asarray(leaf)
+        elif not isinstance(leaf, jax.Array):
+            raise LogValueError(
+                f"The log_fn of the site {site.key!r} returned a leaf of type "
+                f"{type(leaf).__name__}; a log is a pytree of arrays. Return arrays, "
+                "or None for nothing."
+            )
+    return leaves, treedef
+
+
+def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
+    """The leaves of what a hook returned, which must be like those it was given."""
+    leaves, new_structure = jtu.tree_flatten(value)
+    what = "cotangent" if site.backward else "value"
+    if new_structure != structure:
+        raise HookShapeError(
+            f"The hook_fn of the site {site.key!r} changed the tree structure of its "
+            f"{what}: expected {structure}, got {new_structure}. A hook returns a "
+            "value like the one it was given; what you want to record goes to log_fn."
+        )
+    for x, y in zip(old, leaves, strict=True):
+        expected = _shown(x)
+        got = _shown(y) if is_array(y) else f"a {type(y).__name__}"
+        if got != expected:
+            raise HookShapeError(
+                f"The hook_fn of the site {site.key!r} changed the shape or dtype of "
+                f"its {what}: expected {expected}, got {got}. Keep both, as in "
+                "`lambda x: jnp.broadcast_to(new, x.shape).astype(x.dtype)`."
+            )
+    return leaves
+
+
+def _shown(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"

@@ -1,0 +1,149 @@
+"""The backward wrapper: cotangents, logged and changed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from ._collect import Collector, next_depth
+from ._errors import LogShapeError, NotInitialisedError
+from ._hooks import IdentityHook
+from ._lift import zeros
+from ._log import buffers_of, Log, Numbering, pack
+from ._logs import IdentityLog
+from ._primitives import lost
+from ._site import Ask
+from ._walk import AbstractWrapper
+from ._wrap import check_fired, freeze_all, Method, Plan, plan, run
+
+
+class _Backward(Collector):
+    """Answers with the buffers of the log and the arrays of the hooks. Without a log,
+    makes zeros of the shapes that are asked for, and notes them in `made`.
+    """
+
+    def __init__(self, depth: int, arrays: dict[str, list[Any]], log: Log | None):
+        super().__init__(depth)
+        self.arrays = arrays
+        self.log = log
+        self.made: dict[str, Any] = {}
+        self.number = Numbering()
+        self.fired: set[str] = set()
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        if info.shared:
+            return self.arrays[info.slot]
+        self.fired.add(info.site.key)
+        if info.site.log is None:
+            return []
+        if info.again:
+            return self._again(info)
+        key = self.number(info.site.key)
+        if self.log is None:
+            buffers = [zeros(s) for s in info.shapes]
+        else:
+            buffers = self._buffers(key, info)
+        self.made[key] = pack(info.treedef, info.dtypes, buffers)
+        return buffers
+
+    def _again(self, info: Ask) -> list[Any]:
+        """The buffers of the call that is recomputed here."""
+        key = info.site.key
+        if f"{key}#1" in self.made:
+            lost(
+                info.site,
+                "it is called more than once, and recomputed in a derivative inside "
+                "the model (`jax.grad` of a `jax.checkpoint`): it can't be told which "
+                "call is which.",
+            )
+        return buffers_of(self.made[key])
+
+    def _buffers(self, key: str, info: Ask) -> list[Any]:
+        assert self.log is not None
+        again = (
+            "Call `.init(...)` again with arguments like those of this call: "
+            "`hooked = hooked.init(x)`."
+        )
+        if key not in self.log:
+            raise LogShapeError(
+                f"The site {key!r} runs in this call, but the log of this BackwardHook "
+                f"was initialised for a call in which it didn't. {again}"
+            )
+        buffers = buffers_of(self.log.raw(key))
+        expected = [f"{b.dtype}{list(b.shape)}" for b in buffers]
+        got = [f"{s.dtype}{list(s.shape)}" for s in info.shapes]
+        if expected != got:
+            raise LogShapeError(
+                f"The log of the site {key!r} was initialised for "
+                f"{', '.join(expected)}; this call would log {', '.join(got)}. {again}"
+            )
+        return buffers
+
+
+class BackwardHook(AbstractWrapper):
+    """Wraps a model so that its gradient brings back the cotangents that its parts
+    receive, or changes them.
+    """
+
+    model: Any
+    hook_fn: Any
+    log_fn: Any
+    log: Log | None
+    plan: Plan = eqx.field(static=True)
+
+    def __init__(
+        self,
+        model: Any,
+        hook_fn: Any = IdentityHook(),
+        log_fn: Any = IdentityLog(),
+        *,
+        where: Any = None,
+        pre_hook: bool = False,
+        with_kwargs: bool = False,
+        method: Method = "__call__",
+        log: Log | None = None,
+    ):
+        self.model = model
+        self.hook_fn = hook_fn
+        self.log_fn = log_fn
+        self.log = log
+        self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
+
+    def init(self, *args: Any, **kwargs: Any) -> "BackwardHook":
+        """A copy with a log of zeros, of the shapes that this call would log."""
+
+        def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
+            _, collector = hooked._run(None, args, kwargs)
+            return Log(collector.made)
+
+        shapes = eqx.filter_eval_shape(log, self, args, kwargs)
+        log_ = jtu.tree_map(zeros, shapes)
+        is_log = lambda x: x is None or isinstance(x, Log)
+        return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.log is None and self.plan.logs:
+            raise NotInitialisedError(
+                "This BackwardHook logs, so it must know the shapes of its log before "
+                "it is called: write `hooked = px.BackwardHook(model).init(x)` with "
+                "arguments like those of the call (arrays or `jax.ShapeDtypeStruct`s). "
+                "If you don't want a log, write `log_fn=None`."
+            )
+        out, collector = self._run(self.log or Log(), args, kwargs)
+        if self.log is not None:
+            missing = [k for k in self.log if k not in collector.made]
+            if missing:
+                raise LogShapeError(
+                    f"The log of this BackwardHook was initialised for a call in which "
+                    f"the site {missing[0]!r} runs, but in this call it didn't. Call "
+                    "`.init(...)` again with arguments like those of this call."
+                )
+        return out
+
+    def _run(self, log: Log | None, args: Any, kwargs: Any) -> tuple[Any, _Backward]:
+        frozen, arrays = freeze_all(self.plan, self.hook_fn, self.log_fn)
+        collector = _Backward(next_depth(), arrays, log)
+        out = run(self.plan, self.model, frozen, collector, True, args, kwargs)
+        check_fired(self.plan, collector.fired)
+        return out, collector

@@ -1,0 +1,187 @@
+"""Running a program and collecting what its sites hand out.
+
+A [`CollectTrace`][] wraps no values: every primitive goes straight to the trace below
+it, taps are recorded, marks and asks are answered, and a primitive whose jaxprs hold
+sites is rebuilt by its rule, with the logs as further outputs. So eager code keeps its
+concrete values, and a program without sites stays exactly what it was.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from . import _compat
+from ._cotangent import attach
+from ._primitives import ask_p, lost, mark_p, tap_p
+from ._signature import EMPTY, of_primitive, Signature
+from ._site import Ask, Site, Tap
+
+
+class Collector:
+    """Takes what the sites of one wrapper hand out, and gives what they ask for.
+
+    `records` are the taps, in execution order.
+    """
+
+    # Whether marks get their derivative rule here.
+    attaches = True
+
+    def __init__(self, depth: int):
+        self.depth = depth
+        self.records: list[tuple[Tap, list[Any]]] = []
+        self.trace: _compat.Trace | None = None
+
+    def mine(self, site: Site) -> bool:
+        return site.depth == self.depth
+
+    def asked(self, info: Ask) -> bool:
+        return self.mine(info.site)
+
+    def part(self, signature: Signature) -> Signature:
+        """What of a signature is this collector's to take."""
+        return signature.at(self.depth)
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        raise NotImplementedError
+
+
+class CollectTrace(_compat.Trace):
+    """Passes every primitive on to `parent`, apart from those that hold sites."""
+
+    __slots__ = ("collector", "eager", "parent")
+
+    def __init__(self, parent: Any, collector: Collector):
+        super().__init__()
+        self.parent = parent
+        self.collector = collector
+        self.requires_low = parent.requires_low
+        # Whether a primitive that is bound here runs at once.
+        self.eager = _compat.is_eval_trace(parent) or getattr(parent, "eager", False)
+
+    def stage_value(self, val):
+        return self.parent.stage_value(val)
+
+    def process_primitive(self, primitive, tracers, params, /):
+        collector = self.collector
+        if primitive is tap_p:
+            if collector.mine(params["info"].site):
+                num_values = params["num_values"]
+                logs = list(tracers[num_values:])
+                collector.records.append((params["info"], logs))
+                return list(tracers[:num_values])
+        elif primitive is ask_p:
+            if collector.asked(params["info"]):
+                with _compat.set_current_trace(self.parent):
+                    return list(collector.supply(params["info"]))
+        elif primitive is mark_p:
+            info, num_values = params["info"], params["num_values"]
+            if collector.mine(info.site) and collector.attaches:
+                values, buffers = tracers[:num_values], tracers[num_values:]
+                with _compat.set_current_trace(self.parent):
+                    return attach(values, buffers, info, collector.supply)
+        else:
+            signature = of_primitive(primitive, params)
+            if signature is not EMPTY and collector.part(signature):
+                from ._lift import lift  # evaluates bodies by means of this file
+
+                with _compat.set_current_trace(self):
+                    return lift(primitive, tracers, params, collector, self.eager)
+        return self.parent.process_primitive(primitive, tracers, params)
+
+    def process_call(self, primitive, f, tracers, params, /):
+        with _compat.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+        if _compat.is_eval_trace(self.parent):
+            # Nothing outside differentiates here, so the rule isn't needed.
+            with _compat.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+        fun, jvp = (self._guard(f, "custom_jvp") for f in (fun, jvp))
+        return self.parent.process_custom_jvp_call(
+            primitive, fun, jvp, tracers, **params
+        )
+
+    def process_custom_vjp_call(self, primitive, fun, fwd, bwd, tracers, /, **params):
+        if _compat.is_eval_trace(self.parent):
+            with _compat.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+        fun, fwd = (self._guard(f, "custom_vjp") for f in (fun, fwd))
+        return self.parent.process_custom_vjp_call(
+            primitive, fun, fwd, bwd, tracers, **params
+        )
+
+    def process_shard_map(self, primitive, f, tracers, /, **params):
+        f = self._guard(f, "shard_map")
+        return self.parent.process_shard_map(primitive, f, tracers, **params)
+
+    def _guard(self, fun: Any, what: str) -> Any:
+        """`fun`, which raises instead of losing a site that runs inside."""
+        depth = self.collector.depth
+
+        def guarded(f: Callable, *args: Any) -> Any:
+            with collecting(_Refusing(depth, what)):
+                return f(*args)
+
+        return _compat.wrap_fun(fun, guarded)
+
+
+class _Refusing(Collector):
+    """Takes nothing: raises at the first site."""
+
+    def __init__(self, depth: int, what: str):
+        super().__init__(depth)
+        self.what = what
+
+    def mine(self, site: Site) -> bool:
+        if super().mine(site):
+            lost(
+                site,
+                f"it is inside the function of a `{self.what}`, out of which peex "
+                "doesn't bring logs yet.",
+            )
+        return False
+
+
+@contextlib.contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Whatever is bound inside goes through `collector`."""
+    trace = CollectTrace(_compat.current_trace(), collector)
+    collector.trace = trace
+    try:
+        with _compat.set_current_trace(trace):
+            yield
+    finally:
+        collector.trace = None
+        trace.invalidate()
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Collector] = []
+
+
+_running = _Running()
+
+
+def next_depth() -> int:
+    """The depth of a hooked call that starts now."""
+    return len(_running.stack)
+
+
+def running(depth: int) -> Collector | None:
+    """The collector of the hooked call at this depth, if it is still running."""
+    stack = _running.stack
+    return stack[depth] if depth < len(stack) else None
+
+
+@contextlib.contextmanager
+def run_with(collector: Collector) -> Iterator[None]:
+    """One hooked call: sites inside find `collector` through `running`."""
+    _running.stack.append(collector)
+    try:
+        with collecting(collector):
+            yield
+    finally:
+        _running.stack.pop()

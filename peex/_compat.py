@@ -1,0 +1,162 @@
+"""Every use of a private or version-dependent API of JAX and Equinox.
+
+No other file may import from `jax._src` or ask for a version. Each entry says which
+versions it is for, and `tests/test_compat.py` holds a canary for each, so that a new
+release of JAX fails there first, with a name, instead of somewhere in the engine.
+
+Checked against JAX 0.10.2 and 0.12.0.1, Equinox 0.13.8.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend.core as jex_core
+import jax.extend.linear_util as lu
+import jax.interpreters.ad as ad
+import jax.interpreters.batching as batching
+import jax.interpreters.mlir as mlir
+from jax._src.core import trace_ctx
+from jax._src.interpreters.batching import batch_subtrace
+
+
+Trace = jax.core.Trace
+ShapedArray = jax.core.ShapedArray
+Primitive = jex_core.Primitive
+set_current_trace = jex_core.set_current_trace
+eval_jaxpr = jax.core.eval_jaxpr
+register_lowering = mlir.register_lowering
+primitive_jvps = ad.primitive_jvps
+# Called with the axis, the arguments and their batch dimensions, even when no argument
+# is batched.
+batchers = batching.fancy_primitive_batchers
+
+# JAX merged `ClosedJaxpr` into `Jaxpr` at 0.12: then the two names are one class.
+_jaxpr_types = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
+
+
+def current_trace() -> Trace:
+    """The trace that the next primitive will be bound on.
+
+    `jax.extend.core.take_current_trace` gives it too, but unsets it meanwhile, at ten
+    times the cost.
+    """
+    return trace_ctx.trace
+
+
+def is_eval_trace(trace: Trace) -> bool:
+    """Whether `trace` runs primitives at once, on concrete arrays."""
+    return type(trace).__name__ == "EvalTrace"
+
+
+def is_tracer(x: object) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def zero_tangent(x: Any) -> ad.Zero:
+    """A symbolic zero tangent for `x` (`ad.Zero.from_primal_value` went in 0.12)."""
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
+
+
+def batch_as_is(
+    fn: Callable[..., Sequence[Any]], axis: Any, dims: Sequence[int | None], args: Any
+) -> tuple[list[Any], list[int | None]]:
+    """Runs `fn` under one more batch axis and returns its outputs with the dimensions
+    that they happen to be batched along.
+
+    `jax.vmap` can't say "batched if it comes out batched", and makes the axis anew;
+    here the axis (its name, size and mesh) is the one of the batching rule that calls.
+    """
+    wrapped = lu.wrap_init(fn, debug_info=_debug_info("peex"))
+    wrapped, out_dims = batch_subtrace(wrapped, jex_core.TraceTag(), axis, tuple(dims))
+    outs = wrapped.call_wrapped(*args)
+    return list(outs), list(out_dims())
+
+
+def _debug_info(name: str) -> jex_core.DebugInfo:
+    return jex_core.DebugInfo("peex", name, None, None)
+
+
+@lu.transformation2
+def _wrap(fn: Callable, wrapper: Callable, *args: Any) -> Any:
+    return wrapper(fn, *args)
+
+
+def wrap_fun(fun: lu.WrappedFun, wrapper: Callable) -> lu.WrappedFun:
+    """`fun` with `wrapper(fun, *args)` around it. The stores of `fun`, in which JAX
+    looks for output trees after the call, are kept.
+    """
+    return _wrap(fun, wrapper)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr without its constants, and these (some are `ClosedJaxpr` before 0.12)."""
+    if hasattr(jaxpr, "consts"):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, ()
+
+
+def is_jaxpr(x: object) -> bool:
+    return isinstance(x, _jaxpr_types)
+
+
+def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs that a primitive holds in its parameters, without their constants."""
+    for value in params.values():
+        if is_jaxpr(value):
+            yield open_jaxpr(value)[0]
+        elif type(value) in (tuple, list):
+            for item in value:
+                if is_jaxpr(item):
+                    yield open_jaxpr(item)[0]
+
+
+def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+    """The number of constants and of carried values of a `scan` primitive.
+
+    From 0.11 on they are the sizes of the parts of its input tree.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def jit_options(params: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
+    apart from its shardings.
+    """
+    donated = [i for i, d in enumerate(params["donated_invars"]) if d]
+    options: dict[str, Any] = {"keep_unused": params["keep_unused"]}
+    if donated:
+        options["donate_argnums"] = tuple(donated)
+    if params["inline"] is True:
+        options["inline"] = True
+    if params["compiler_options_kvs"]:
+        options["compiler_options"] = dict(params["compiler_options_kvs"])
+    return options
+
+
+def jit_shardings(params: dict[str, Any]) -> tuple[Any, Any]:
+    """The input and output shardings of a `jit` primitive, `None` where unspecified."""
+
+    def given(shardings: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            None if type(s).__name__ == "UnspecifiedValue" else s for s in shardings
+        )
+
+    return given(params["in_shardings"]), given(params["out_shardings"])
+
+
+def is_transparent(module: object) -> bool:
+    """Whether `module` is a wrapper of Equinox's (`filter_vmap`, `filter_jit`,
+    `filter_checkpoint`, ...) that stands for the module which it wraps.
+    """
+    cls = type(module)
+    return (
+        isinstance(module, eqx.Module)
+        and cls.__module__.startswith("equinox.")
+        and isinstance(getattr(cls, "__wrapped__", None), property)
+        and cls.__name__ != "BoundMethod"
+    )

@@ -1,0 +1,41 @@
+"""The exceptions that peex raises.
+
+All derive from [`peex.PeexError`][]. Nothing else lives here: messages are written
+where the error is found, because only there the site, the values and the code to write
+instead are known.
+"""
+
+
+class PeexError(Exception):
+    """Base class of every error that peex raises on purpose."""
+
+
+class SiteNotFoundError(PeexError):
+    """A pattern, class or function given as `where` (or as a key of a dict of hooks)
+    matches nothing in the model. Raised when the wrapper is built; the message lists
+    the nearest keys.
+    """
+
+
+class SiteNotFiredError(PeexError):
+    """A site was asked for by an explicit `where`, but it didn't run in this call."""
+
+
+class SiteLostError(PeexError):
+    """A site ran in a place out of which its value can't be brought."""
+
+
+class HookShapeError(PeexError):
+    """A `hook_fn` changed the tree structure, a shape or a dtype of the value."""
+
+
+class LogValueError(PeexError):
+    """A `log_fn` returned something that isn't a pytree of arrays."""
+
+
+class NotInitialisedError(PeexError):
+    """A logging `BackwardHook` was called before `BackwardHook.init`."""
+
+
+class LogShapeError(PeexError):
+    """A backward log no longer fits the call that it is used in."""

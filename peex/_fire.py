@@ -1,0 +1,132 @@
+"""What happens at a site while the model runs.
+
+This is Python at the call site, under whatever transformation is active there, so that
+collectives, batching and control flow behave as they do in the model's own code.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from . import _compat
+from ._act import act, is_array
+from ._collect import Collector, running
+from ._log import encoded_shapes
+from ._primitives import ask, lost, mark, tap
+from ._site import Ask, ask_arrays, Axes, Frozen, Mark, Site, Tap
+
+
+def call(
+    sites: Sequence[Site], fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls `fn` with the sites around it, those of the outermost wrapper outermost."""
+    if not sites:
+        return fn(*args, **kwargs)
+    site, *rest = sites
+    if site.pre and site.with_kwargs:
+        args, kwargs = _fire(site, (args, kwargs))
+        return call(rest, fn, args, kwargs)
+    if site.pre:
+        return call(rest, fn, _fire(site, args), kwargs)
+    out = call(rest, fn, args, kwargs)
+    if type(out) is tuple and len(out) == 2 and _is_state(out[1]):
+        # A stateful layer: the state isn't what it computed.
+        return _fire(site, out[0]), out[1]
+    return _fire(site, out)
+
+
+def _is_state(x: object) -> bool:
+    return isinstance(x, eqx.nn.State)
+
+
+def _fire(site: Site, value: Any) -> Any:
+    """The value with hook and log applied; what isn't an array passes by."""
+    leaves, treedef = jtu.tree_flatten(value, is_leaf=_is_state)
+    keep = _is_differentiable if site.backward else is_array
+    kept = [keep(x) for x in leaves]
+    structure = jtu.tree_structure(
+        jtu.tree_unflatten(treedef, [0 if k else None for k in kept])
+    )
+    arrays = [x for x, k in zip(leaves, kept, strict=True) if k]
+    fire = _backward if site.backward else _forward
+    arrays = iter(fire(site, arrays, structure))
+    return jtu.tree_unflatten(
+        treedef,
+        [next(arrays) if k else x for x, k in zip(leaves, kept, strict=True)],
+    )
+
+
+def _is_differentiable(x: object) -> bool:
+    return is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
+    hook_arrays, log_arrays = _arrays(site, site.hook), _arrays(site, site.log)
+    collector = running(site.depth)
+    arrays, logs, treedef = act(site, structure, arrays, hook_arrays, log_arrays)
+    if collector is None or (site.log is None and not site.watched):
+        # There is no collector in a derivative rule of the model's own, which JAX
+        # runs after the hooked call has ended.
+        return arrays
+    info = Tap(site, treedef, Axes())
+    if _compat.current_trace() is collector.trace:
+        collector.records.append((info, logs))
+        return arrays
+    return tap(arrays, logs, info)
+
+
+def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
+    """The arrays of a hook or log. They come through the collector: closed over, they
+    would be baked into programs that JAX has cached.
+    """
+    if frozen is None or not frozen.shapes:
+        return ()
+    collector = running(site.depth)
+    if collector is None:
+        lost(
+            site,
+            "it ran after the hooked call had ended (in a derivative rule or a "
+            "function that the model returned), where its hook's arrays don't exist.",
+        )
+    return _ask(collector, (), ask_arrays(site, frozen))
+
+
+def _ask(collector: Collector, anchors: Sequence[Any], info: Ask) -> Sequence[Any]:
+    if _compat.current_trace() is collector.trace:
+        return collector.supply(info)
+    return ask(anchors, info)
+
+
+def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
+    collector = running(site.depth)
+    if collector is None:
+        return arrays
+    # Hook and log are tried here, in the forward pass, so that errors come as early as
+    # they can be known, and to find the shapes of the log.
+    shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    thawed = [f.shapes if f else () for f in (site.hook, site.log)]
+    logged = jax.eval_shape(
+        lambda *args: _Logged(*act(site, structure, *args)[1:]),
+        [shape(x) for x in arrays],
+        *thawed,
+    )
+    info = Ask(
+        site,
+        "log",
+        encoded_shapes(logged.leaves),
+        treedef=logged.treedef,
+        dtypes=tuple(x.dtype for x in logged.leaves),
+    )
+    buffers = _ask(collector, arrays, info)
+    return mark(arrays, buffers, Mark(site, structure))
+
+
+class _Logged(eqx.Module):
+    """Carries the structure of a log out of `eval_shape`."""
+
+    leaves: list[Any]
+    treedef: Any = eqx.field(static=True)

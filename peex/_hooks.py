@@ -1,0 +1,88 @@
+"""Hooks: what changes a value on its way.
+
+A hook is any callable from a value to a value of the same tree structure, shapes and
+dtypes. Subclass `AbstractHook` if it holds arrays, which then are leaves of the wrapper
+and can be trained. To add a hook, add a class here.
+"""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, ArrayLike, PyTree
+
+
+class AbstractHook(eqx.Module):
+    """Base class of hooks that are modules.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        class Clip(px.AbstractHook):
+            limit: jax.Array
+
+            def __call__(self, value):
+                return jnp.clip(value, -self.limit, self.limit)
+
+        linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        hooked = px.ForwardHook(linear, hook_fn=Clip(jnp.array(0.1)))
+        ```
+    """
+
+    @abc.abstractmethod
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        """**Arguments:**
+
+        - `value`: a pytree of arrays: the output of a module, its arguments (for a pre
+            hook), or the cotangents of these (for a backward hook). What isn't an array
+            in it is `None`.
+
+        **Returns:**
+
+        A pytree of the same structure, shapes and dtypes.
+        """
+
+
+class IdentityHook(AbstractHook):
+    """Leaves the value as it is."""
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return value
+
+
+class ScaleHook(AbstractHook):
+    """Multiplies every array of the value: `x -> scale * x`, in the dtype of `x`.
+
+    A Python number is static; an array can be traced, trained and changed without
+    compiling anew.
+    """
+
+    scale: ArrayLike
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return jtu.tree_map(lambda x: jnp.asarray(self.scale * x, x.dtype), value)
+
+
+class AddHook(AbstractHook):
+    """Adds to every array of the value: `x -> x + offset`, in the dtype of `x`, as for
+    a steering vector. `offset` must broadcast against `x` without changing its shape.
+    """
+
+    offset: ArrayLike
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return jtu.tree_map(lambda x: jnp.asarray(x + self.offset, x.dtype), value)
+
+
+class ZeroHook(AbstractHook):
+    """Replaces every array of the value by zeros: `x -> 0`."""
+
+    def __call__(self, value: PyTree[Any]) -> PyTree[Any]:
+        return jtu.tree_map(jnp.zeros_like, value)

@@ -1,0 +1,180 @@
+"""Bringing sites out of control flow by one level.
+
+`lift` is called wherever a primitive has sites in its bodies: what they ask for is
+asked here, one level up, and handed in; the logs that come out are tapped again here.
+What is particular to a primitive is its [`Rule`][].
+"""
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import _compat
+from ._collect import collecting, Collector
+from ._primitives import ask, tap
+from ._signature import of_primitive, Signature
+from ._site import Ask, Site
+
+
+Logs = list[list[Any]]
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What a body is given for its asks: the buffers in order, and those of the hooks
+    by name; and whose sites are taken out of it.
+    """
+
+    slots: list[Any]
+    shared: dict[str, Any]
+    whose: Collector
+
+    def with_slots(self, slots: list[Any]) -> "Feed":
+        return dataclasses.replace(self, slots=slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How sites are brought out of one primitive.
+
+    - `signature`: what it taps and asks for as a whole, from its parameters.
+    - `run`: runs it, from its parameters, arguments and a feed, to its outputs and the
+        logs, in the order of the signature.
+    - `jit_options`: for a primitive that is a jit, the options of `jax.jit`.
+    """
+
+    signature: Callable[[Params], Signature]
+    run: Callable[[Params, Sequence[Any], Feed], tuple[list[Any], Logs]]
+    jit_options: Callable[[Params], dict[str, Any]] | None = None
+
+
+def lift(
+    primitive: Any,
+    args: Sequence[Any],
+    params: Params,
+    collector: Collector,
+    eager: bool = False,
+) -> list[Any]:
+    """Runs a primitive, the sites of `collector` brought out by one level."""
+    from ._rules import rules
+
+    rule = rules[primitive.name]
+    signature = collector.part(of_primitive(primitive, params))
+    slots = [ask(args, info) for info in signature.asks]
+    shared = {info.slot: ask((), info) for info in signature.shared}
+    if eager or rule.jit_options is not None:
+        run = _compiled(primitive, rule, params, collector)
+        outs, logs = run(*args, slots, shared)
+    else:
+        outs, logs = rule.run(params, args, Feed(slots, shared, collector))
+    for spec, arrays in zip(signature.taps, logs, strict=True):
+        outs = tap(outs, arrays, spec.info)
+    return outs
+
+
+class _Body(Collector):
+    """Collects in the body of a primitive, on behalf of another collector."""
+
+    def __init__(self, feed: Feed):
+        super().__init__(feed.whose.depth)
+        self._slots = iter(feed.slots)
+        self._shared = feed.shared
+        self._whose = feed.whose
+        self.attaches = feed.whose.attaches
+
+    def mine(self, site: Site) -> bool:
+        return self._whose.mine(site)
+
+    def asked(self, info: Ask) -> bool:
+        return self._whose.asked(info)
+
+    def part(self, signature: Signature) -> Signature:
+        return self._whose.part(signature)
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        return self._shared[info.slot] if info.shared else next(self._slots)
+
+
+def evaluate(jaxpr: Any, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Logs]:
+    """Evaluates the jaxpr of a body: its outputs, and the logs of its sites."""
+    body = _Body(feed)
+    jaxpr, consts = _compat.open_jaxpr(jaxpr)
+    with collecting(body):
+        outs = _compat.eval_jaxpr(jaxpr, consts, *args)
+    return list(outs), [arrays for _, arrays in body.records]
+
+
+def zeros(shape: Any) -> Any:
+    """Zeros of a shape and dtype; for random keys, keys of zeros."""
+    if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(shape.shape, shape.dtype)
+    like: Any = jax.ShapeDtypeStruct(shape.shape, shape.dtype)
+    data = jax.eval_shape(jax.random.key_data, like)
+    impl = jax.random.key_impl(like)
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impl)
+
+
+# Run eagerly, a loop must not be compiled anew at every call, and a jitted function
+# that is called often must not be traced anew at every call. So these are compiled, and
+# kept by their jaxprs, weakly: the compiled function finds its parameters in a box that
+# is filled during the call alone, so that nothing here keeps a jaxpr alive.
+_kept: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+class _Box(threading.local):
+    content: tuple[Params, Collector] | None = None
+
+
+def _compiled(
+    primitive: Any, rule: Rule, params: Params, collector: Collector
+) -> Callable[..., tuple[list[Any], Logs]]:
+    jaxprs = tuple(_compat.sub_jaxprs(params))
+    key = (
+        primitive.name,
+        collector.depth,
+        collector.attaches,
+        tuple(weakref.ref(j) for j in jaxprs),
+        tuple((name, _hashable(v)) for name, v in sorted(params.items())),
+    )
+    kept = _kept.setdefault(jaxprs[0], {})
+    if key not in kept:
+        box = _Box()
+
+        def run(*args: Any) -> tuple[list[Any], Logs]:
+            assert box.content is not None
+            *args_, slots, shared = args
+            params, collector = box.content
+            return rule.run(params, args_, Feed(slots, shared, collector))
+
+        run.__name__ = run.__qualname__ = params.get("name", primitive.name)
+        options = {} if rule.jit_options is None else rule.jit_options(params)
+        kept[key] = jax.jit(run, **options), box
+    jitted, box = kept[key]
+
+    def call(*args: Any) -> tuple[list[Any], Logs]:
+        box.content = params, collector
+        try:
+            return jitted(*args)
+        finally:
+            box.content = None
+
+    return call
+
+
+def _hashable(value: Any) -> Any:
+    """A parameter, for a key: of a jaxpr, its constants (it is in the key itself)."""
+    if type(value) in (tuple, list):
+        return tuple(_hashable(v) for v in value)
+    if _compat.is_jaxpr(value):
+        return tuple(id(c) for c in _compat.open_jaxpr(value)[1])
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

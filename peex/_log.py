@@ -1,0 +1,185 @@
+"""What a hooked call hands back: the log, a mapping from keys to what `log_fn` made.
+
+The way from the engine's records to a log is here too: numbering the calls of a site
+(which can only be done once all levels are merged, since JAX reuses traced programs),
+and the encoding of integer logs in the backward pass, where only floating point
+cotangents exist.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, Int
+
+
+@jtu.register_pytree_with_keys_class
+class Log(Mapping[str, Any]):
+    """An ordered mapping from site keys to what `log_fn` returned there, in the order
+    in which the sites ran. A pytree: its leaves are the logged arrays.
+
+    The further calls of a site in one forward are `"cell#1"`, `"cell#2"`, ...
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import peex as px
+
+        mlp = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+        _, log = px.ForwardHook(mlp)(jax.numpy.ones(2))
+        list(log)  # ['layers.0', 'layers.1']
+        log["layers.0"].shape  # (4,)
+        ```
+
+    **Attributes:**
+
+    - `counts`: how often a site ran (int32, with the step and batch axes of its log),
+        for those sites for which that depends on the run: in a branch, in a while loop.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Int[Array, "..."]] | None = None,
+    ):
+        self._entries = dict(entries or {})
+        self.counts: dict[str, Any] = dict(counts or {})
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            entry = self._entries[key]
+        except KeyError:
+            from ._select import nearest
+
+            raise KeyError(
+                f"{key!r} is not in the log. Nearest: {nearest(key, self._entries)}"
+            ) from None
+        is_encoded = lambda x: isinstance(x, Encoded)
+        return jtu.tree_map(
+            lambda x: x.decode() if is_encoded(x) else x, entry, is_leaf=is_encoded
+        )
+
+    def raw(self, key: str) -> Any:
+        """The entry as it is held: integers of a backward log encoded."""
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        counts = f", counts={self.counts}" if self.counts else ""
+        return f"Log({dict(self)}{counts})"
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        children = [(jtu.DictKey(k), v) for k, v in self._entries.items()]
+        counts = (jtu.GetAttrKey("counts"), list(self.counts.values()))
+        return (*children, counts), (tuple(self._entries), tuple(self.counts))
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        counts = list(self.counts.values())
+        aux = tuple(self._entries), tuple(self.counts)
+        return (*self._entries.values(), counts), aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Sequence[Any]) -> "Log":
+        keys, count_keys = aux
+        *values, counts = children
+        self = object.__new__(cls)
+        self._entries = dict(zip(keys, values, strict=True))
+        # JAX puts placeholders in place of children, as in the prefix of an in_axes.
+        is_list = isinstance(counts, list | tuple)
+        self.counts = dict(zip(count_keys, counts, strict=True)) if is_list else counts
+        return self
+
+
+class Numbering:
+    """Names the calls of sites: `cell`, `cell#1`, `cell#2`, ... in order."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, key: str) -> str:
+        n = self._seen[key] = self._seen.get(key, -1) + 1
+        return key if n == 0 else f"{key}#{n}"
+
+
+class Encoded(eqx.Module):
+    """Integers or booleans, held in floating point so that they can be a cotangent.
+
+    `parts` has one more axis, behind the others: parts of 16 bits, low first, whose
+    sums are exact in float32 up to 2^8 of them (of 32 bits in float64, up to 2^21), so
+    that logs that are summed over a batch come out right.
+    """
+
+    parts: Array
+    dtype: Any = eqx.field(static=True)
+
+    def decode(self) -> Array:
+        if not isinstance(self.parts, jax.Array):
+            return self.parts  # a placeholder of JAX's
+        bits = _part_bits(self.dtype)
+        wide = jnp.int64 if bits == 32 else jnp.int32
+        parts = self.parts.astype(wide)
+        total = parts[..., 0]
+        for i in range(1, parts.shape[-1]):
+            total = total + (parts[..., i] << (bits * i))
+        return total.astype(self.dtype)
+
+
+def _part_bits(dtype: Any) -> int:
+    return 32 if jnp.dtype(dtype).itemsize == 8 else 16
+
+
+def _num_parts(dtype: Any) -> int:
+    return 2 if jnp.dtype(dtype).itemsize >= 4 else 1
+
+
+def _is_encoded(dtype: Any) -> bool:
+    return not jnp.issubdtype(dtype, jnp.inexact)
+
+
+def encode(logs: Sequence[Array]) -> list[Array]:
+    """Log leaves as cotangents."""
+
+    def one(x: Array) -> Array:
+        if not _is_encoded(x.dtype):
+            return x
+        bits, count = _part_bits(x.dtype), _num_parts(x.dtype)
+        wide = x.astype(jnp.int64 if bits == 32 else jnp.int32)
+        # The last part keeps the sign.
+        low = [(wide >> (bits * i)) & ((1 << bits) - 1) for i in range(count - 1)]
+        parts = [*low, wide >> (bits * (count - 1))]
+        return jnp.stack(parts, -1).astype(jnp.float64 if bits == 32 else jnp.float32)
+
+    return [one(x) for x in logs]
+
+
+def encoded_shapes(logs: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and dtypes of `encode(logs)`."""
+    return tuple(
+        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.eval_shape(encode, logs)
+    )
+
+
+def pack(treedef: Any, dtypes: Sequence[Any], buffers: Sequence[Any]) -> Any:
+    """The entry of a backward log: buffers in the structure that `log_fn` returned,
+    those of integers marked as encoded.
+    """
+    leaves = [
+        Encoded(b, d) if _is_encoded(d) else b
+        for b, d in zip(buffers, dtypes, strict=True)
+    ]
+    return jtu.tree_unflatten(treedef, leaves)
+
+
+def buffers_of(entry: Any) -> list[Any]:
+    """The buffers of an entry of a backward log, the inverse of `pack`."""
+    return jtu.tree_leaves(entry)

@@ -1,0 +1,126 @@
+"""Logs: what is recorded of a value.
+
+A log is any callable from a value to a pytree of arrays, of any shapes and dtypes. It
+is called where the value is, so a statistic is computed inside the loop or `vmap` that
+it is in, and the whole value needn't be kept. To add a log, add a class here.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, PyTree
+
+
+class AbstractLog(eqx.Module):
+    """Base class of logs that are modules.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        class Sparsity(px.AbstractLog):
+            threshold: float
+
+            def __call__(self, value):
+                return jnp.mean(jnp.abs(value) < self.threshold)
+
+        linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        _, log = px.ForwardHook(linear, log_fn=Sparsity(0.1))(jnp.ones(2))
+        ```
+    """
+
+    @abc.abstractmethod
+    def __call__(self, value: PyTree[Array]) -> PyTree[Any]:
+        """**Arguments:**
+
+        - `value`: a pytree of arrays, as for [`peex.AbstractHook`][].
+
+        **Returns:**
+
+        A pytree of arrays, of any structure.
+        """
+
+
+class IdentityLog(AbstractLog):
+    """Records the value itself."""
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return value
+
+
+class NoneLog(AbstractLog):
+    """Records `None`: only that, and how often, the site ran."""
+
+    def __call__(self, value: PyTree[Array]) -> None:
+        del value
+        return None
+
+
+def _per_array(fn: Callable[[Array], Array], value: PyTree[Array]) -> PyTree[Array]:
+    def one(x: Array) -> Array | None:
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            return None  # random keys have no size
+        if jnp.dtype(x.dtype).itemsize < 4 or x.dtype == bool:
+            # Sums of half precision lose what a statistic is for.
+            x = x.astype(jnp.float32)
+        return fn(x)
+
+    return jtu.tree_map(one, value)
+
+
+class MeanLog(AbstractLog):
+    """Records the mean of each array of the value: `sum(x) / n`, a scalar.
+
+    Of arrays of less than 32 bits, in float32.
+    """
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return _per_array(jnp.mean, value)
+
+
+class MeanStd(NamedTuple):
+    """What [`peex.MeanStdLog`][] records, each with the structure of the value."""
+
+    mean: PyTree[Array]
+    std: PyTree[Array]
+
+
+class MeanStdLog(AbstractLog):
+    """Records mean and standard deviation of each array of the value, two scalars:
+    `mean = sum(x) / n`, `std = sqrt(sum(|x - mean|^2) / n)` (of the population).
+
+    Of arrays of less than 32 bits, in float32.
+    """
+
+    def __call__(self, value: PyTree[Array]) -> MeanStd:
+        return MeanStd(_per_array(jnp.mean, value), _per_array(jnp.std, value))
+
+
+class NormLog(AbstractLog):
+    """Records the L2 norm of each array of the value: `sqrt(sum(|x|^2))`, a scalar.
+
+    Of arrays of less than 32 bits, in float32.
+    """
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return _per_array(lambda x: jnp.sqrt(jnp.sum(jnp.abs(x) ** 2)), value)
+
+
+class MaxAbsLog(AbstractLog):
+    """Records the largest absolute value in each array: `max(|x|)`, a scalar; 0 where
+    the array is empty.
+
+    Of arrays of less than 32 bits, in float32.
+    """
+
+    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+        return _per_array(lambda x: jnp.max(jnp.abs(x), initial=0), value)

@@ -1,0 +1,172 @@
+"""The primitives of the engine: how a site speaks to its collector from inside of
+whatever JAX transformations it runs under.
+
+- `tap` hands a value out. It is the identity on the site's value, to which the leaves
+    of its log are attached; since the value flows through, it stays wherever that is
+    used.
+- `ask` takes arrays in: the buffer of a backward log, or those of a hook. The site's
+    value is its operand, so that a buffer is batched exactly when the value is.
+- `mark` says that a value's cotangent is wanted, and into which buffer. It is the
+    identity, under inner derivatives too; the collector makes a derivative rule of it.
+
+All live only between a site and the collector that removes them: none can be executed
+or compiled. One that gets that far would have been lost, and raises.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from . import _compat
+from ._errors import SiteLostError
+from ._site import Ask, Mark, Site, Tap
+
+
+def _primitive(name: str) -> Any:
+    primitive = _compat.Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
+tap_p = _primitive("peex_tap")
+mark_p = _primitive("peex_mark")
+ask_p = _primitive("peex_ask")
+
+
+def tap(values: Sequence[Any], logs: Sequence[Any], info: Tap) -> list[Any]:
+    """Attaches `logs` (with the count last, if `info.counted`) to `values`."""
+    return tap_p.bind(*values, *logs, info=info, num_values=len(values))
+
+
+def ask(anchors: Sequence[Any], info: Ask) -> list[Any]:
+    """Asks for arrays of `info.shapes`, batched if the `anchors` are."""
+    return ask_p.bind(*anchors, info=info)
+
+
+def mark(values: Sequence[Any], buffers: Sequence[Any], info: Mark) -> list[Any]:
+    return mark_p.bind(*values, *buffers, info=info, num_values=len(values))
+
+
+def lost(site: Site, why: str) -> NoReturn:
+    kind = "cotangent" if site.backward else "value"
+    raise SiteLostError(
+        f"The site {site.key!r} ran, but its {kind} can't be brought out: {why}\n"
+        "Leave the site out by naming the others, as in "
+        "`where=['encoder.**', 'head']`, or hook a module around it."
+    )
+
+
+def _not_collected(*args: Any, info: Any, **params: Any) -> NoReturn:
+    del args, params
+    lost(
+        info.site,
+        "it is inside a function that JAX or a library runs on its own (such as "
+        "`equinox.internal.noinline`, a custom derivative rule or a callback), which "
+        "peex doesn't see into yet.",
+    )
+
+
+def _lowering(ctx: Any, *args: Any, **params: Any) -> NoReturn:
+    del ctx
+    _not_collected(*args, **params)
+
+
+def _same(*avals: Any, num_values: int, info: Any) -> list[Any]:
+    del info
+    return list(avals[:num_values])
+
+
+def _ask_abstract(*avals: Any, info: Ask) -> list[Any]:
+    del avals
+    return [_compat.ShapedArray(s.shape, s.dtype) for s in info.shapes]
+
+
+def _to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
+    """`x` with its batch axis at `where`; repeated along a new one if it has none."""
+    if dim is not None:
+        return jnp.moveaxis(x, dim, where)
+    x = jnp.expand_dims(x, where)
+    return jnp.broadcast_to(x, x.shape[:where] + (size,) + x.shape[where + 1 :])
+
+
+def _tap_batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> tuple[list[Any], list[int | None]]:
+    info, num_values = params["info"], params["num_values"]
+    values, logs = args[:num_values], args[num_values:]
+    if any(d is not None for d in dims):
+        # Steps stay in front of batches, however vmap and scan nest.
+        where = len(info.axes.steps)
+        logs = [
+            _to_axis(x, d, where, axis.size)
+            for x, d in zip(logs, dims[num_values:], strict=True)
+        ]
+        info = dataclasses.replace(info, axes=info.axes.with_batch(axis.size))
+    return tap(values, logs, info), list(dims[:num_values])
+
+
+def _mark_batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> tuple[list[Any], list[int | None]]:
+    info, num_values = params["info"], params["num_values"]
+    if all(d is None for d in dims):
+        return mark(args[:num_values], args[num_values:], info), [None] * num_values
+    args = [_to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)]
+    info = dataclasses.replace(
+        info, batch=(axis.size, *info.batch), names=(axis.name, *info.names)
+    )
+    return mark(args[:num_values], args[num_values:], info), [0] * num_values
+
+
+def _ask_batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, info: Ask
+) -> tuple[list[Any], list[int | None]]:
+    if info.shared or all(d is None for d in dims):
+        return ask(args, info), [None] * len(info.shapes)
+    where = len(info.axes.steps)
+    shapes = tuple(
+        jax.ShapeDtypeStruct((*s.shape[:where], axis.size, *s.shape[where:]), s.dtype)
+        for s in info.shapes
+    )
+    axes = info.axes.with_batch(axis.size)
+    info = dataclasses.replace(info, shapes=shapes, axes=axes)
+    return ask(args, info), [where] * len(shapes)
+
+
+def _passing_jvp(primitive: Any) -> Callable[..., tuple[list[Any], list[Any]]]:
+    """Tangents pass by: an inner derivative sees the identity, and the log is of the
+    primal value, once.
+    """
+
+    def rule(
+        primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[list[Any], list[Any]]:
+        outs = primitive.bind(*primals, **params)
+        return outs, list(tangents[: len(outs)])
+
+    return rule
+
+
+def _ask_jvp(
+    primals: Sequence[Any], tangents: Any, *, info: Ask
+) -> tuple[list[Any], list[Any]]:
+    del tangents
+    outs = ask(primals, info)
+    return outs, [_compat.zero_tangent(x) for x in outs]
+
+
+for _p in (tap_p, mark_p, ask_p):
+    _p.def_impl(_not_collected)
+    _compat.register_lowering(_p, _lowering)
+tap_p.def_abstract_eval(_same)
+mark_p.def_abstract_eval(_same)
+ask_p.def_abstract_eval(_ask_abstract)
+_compat.batchers[tap_p] = _tap_batch
+_compat.batchers[mark_p] = _mark_batch
+_compat.batchers[ask_p] = _ask_batch
+_compat.primitive_jvps[tap_p] = _passing_jvp(tap_p)
+_compat.primitive_jvps[mark_p] = _passing_jvp(mark_p)
+_compat.primitive_jvps[ask_p] = _ask_jvp

@@ -1,0 +1,256 @@
+"""The primitives out of which sites can be brought.
+
+To add one, add its [`Rule`][] to `rules` and its case to the table of `tests/twins.py`.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from . import _branches, _compat
+from ._branches import counted
+from ._collect import Collector
+from ._lift import evaluate, Feed, lift, Logs, Params, Rule, zeros
+from ._primitives import lost
+from ._signature import join, of_jaxpr, of_primitive, Signature, TapSpec
+from ._site import Ask, Site
+
+
+Outcome = tuple[list[Any], Logs]
+
+
+#
+# jit, checkpoint: the sites of the body, as they are.
+#
+
+
+def _body_signature(params: Params) -> Signature:
+    return of_jaxpr(params["jaxpr"])
+
+
+def _run_jit(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
+    return evaluate(params["jaxpr"], args, feed)
+
+
+def _jit_options(params: Params) -> dict[str, Any]:
+    options = _compat.jit_options(params)
+    ins, outs = _compat.jit_shardings(params)
+    # Arguments: the primitive's, then buffers and arrays of hooks. Results: its own,
+    # then logs.
+    if any(s is not None for s in ins):
+        options["in_shardings"] = (*ins, None, None)
+    if any(s is not None for s in outs):
+        options["out_shardings"] = (list(outs), None)
+    return options
+
+
+def _checkpoint_signature(params: Params) -> Signature:
+    inside = _body_signature(params)
+    if not params["differentiated"]:
+        return inside
+    # The recomputation in an inner derivative. What it taps is logged already; what it
+    # marks adds to the cotangent of the first computation.
+    return Signature(
+        asks=tuple(dataclasses.replace(a, again=True) for a in inside.asks),
+        shared=inside.shared,
+        hidden=(*inside.hidden, *(t.info.site for t in inside.taps)),
+    )
+
+
+def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
+    def run(args: Any, slots: Any, shared: Any) -> Outcome:
+        outs, logs = evaluate(params["jaxpr"], args, Feed(slots, shared, feed.whose))
+        return outs, [] if params["differentiated"] else logs
+
+    run = jax.checkpoint(
+        run, prevent_cse=params["prevent_cse"], policy=params["policy"]
+    )
+    return run(list(args), feed.slots, feed.shared)
+
+
+#
+# scan: one more step axis.
+#
+
+
+def _scan_signature(params: Params) -> Signature:
+    inside, length = _body_signature(params), params["length"]
+
+    def stacked(shapes: tuple[Any, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(jax.ShapeDtypeStruct((length, *s.shape), s.dtype) for s in shapes)
+
+    def tap(spec: TapSpec) -> TapSpec:
+        info = dataclasses.replace(spec.info, axes=spec.info.axes.with_step(length))
+        return TapSpec(info, stacked(spec.shapes))
+
+    def ask(info: Ask) -> Ask:
+        axes = info.axes.with_step(length)
+        return dataclasses.replace(info, shapes=stacked(info.shapes), axes=axes)
+
+    return dataclasses.replace(
+        inside,
+        taps=tuple(tap(t) for t in inside.taps),
+        asks=tuple(ask(a) for a in inside.asks),
+    )
+
+
+def _run_scan(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
+    num_consts, num_carry = _compat.scan_layout(params)
+    consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
+    xs = args[num_consts + num_carry :]
+
+    def body(carry: Any, x: Any) -> Any:
+        x, slots = x
+        outs, logs = evaluate(
+            params["jaxpr"], [*consts, *carry, *x], feed.with_slots(slots)
+        )
+        return outs[:num_carry], (outs[num_carry:], logs)
+
+    carry, (ys, logs) = lax.scan(
+        body,
+        list(init),
+        (list(xs), feed.slots),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys], logs
+
+
+#
+# while: the last iteration, and how many there were.
+#
+
+
+def _while_signature(params: Params) -> Signature:
+    inside = join(of_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    if inside.asks:
+        lost(
+            inside.asks[0].site,
+            "it is inside a `while` loop (or a `fori_loop` with dynamic bounds), which "
+            "has no reverse-mode derivative.",
+        )
+    return dataclasses.replace(inside, taps=tuple(counted(t) for t in inside.taps))
+
+
+def _run_while(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts = args[:num_cond]
+    body_consts = args[num_cond : num_cond + num_body]
+    init = args[num_cond + num_body :]
+    cond_taps, body_taps = (
+        feed.whose.part(of_jaxpr(params[name])).taps
+        for name in ("cond_jaxpr", "body_jaxpr")
+    )
+
+    def check(carry: Any) -> Outcome:
+        return evaluate(params["cond_jaxpr"], [*cond_consts, *carry], feed)
+
+    def cond(state: Any) -> Any:
+        (keep_going,), _ = check(state[0])
+        return keep_going
+
+    def body(state: Any) -> Any:
+        carry, logs, steps = state
+        outs, found = evaluate(params["body_jaxpr"], [*body_consts, *carry], feed)
+        logs = [_latest(*x) for x in zip(body_taps, logs, found, strict=True)]
+        return outs, logs, steps + 1
+
+    logs = [[zeros(s) for s in counted(spec).shapes] for spec in body_taps]
+    state = list(init), logs, jnp.zeros((), jnp.int32)
+    carry, logs, steps = lax.while_loop(cond, body, state)
+    if cond_taps:
+        # The condition ran once more than the body, and last on the final state.
+        _, found = check(carry)
+        for spec, arrays in zip(reversed(cond_taps), reversed(found), strict=True):
+            count = jnp.broadcast_to(steps + 1, spec.info.axes.shape)
+            logs = [[*arrays[: len(spec.log_shapes)], count], *logs]
+    return list(carry), logs
+
+
+def _latest(spec: TapSpec, old: list[Any], new: list[Any]) -> list[Any]:
+    """The log after one more iteration: the new value, where the site ran."""
+    *old_values, old_count = old
+    if not spec.info.counted:
+        return [*new, old_count + 1]
+    *values, count = new
+
+    def pick(new_value: Any, old_value: Any) -> Any:
+        ran = (count > 0).reshape(count.shape + (1,) * (new_value.ndim - count.ndim))
+        return jnp.where(ran, new_value, old_value)
+
+    kept = [pick(n, o) for n, o in zip(values, old_values, strict=True)]
+    return [*kept, old_count + count]
+
+
+rules: dict[str, Rule] = {
+    "jit": Rule(_body_signature, _run_jit, _jit_options),
+    "remat2": Rule(_checkpoint_signature, _run_checkpoint),
+    "scan": Rule(_scan_signature, _run_scan),
+    "cond": _branches.cond,
+    "while": Rule(_while_signature, _run_while),
+}
+
+
+#
+# Batching: JAX batches a `cond` with a batched index, and a `while` with a batched
+# condition, by running every branch for every example and selecting afterwards. A tap
+# left inside would hand out values of branches that an example didn't take; and each
+# branch would ask for a buffer of its own.
+#
+
+
+class _LogsOnly(Collector):
+    """Takes taps, and asks for buffers, of every depth; leaves marks where they are."""
+
+    attaches = False
+
+    def __init__(self) -> None:
+        super().__init__(depth=-1)
+
+    def mine(self, site: Site) -> bool:
+        return True
+
+    def asked(self, info: Ask) -> bool:
+        return not info.shared
+
+    def part(self, signature: Signature) -> Signature:
+        return dataclasses.replace(signature, shared=())
+
+
+def _logs_out_first(primitive: Any) -> Callable[..., Any]:
+    """A batching rule that brings logs out before the primitive is batched."""
+    default = _compat.batchers[primitive]
+    collector = _LogsOnly()
+
+    def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+        batched = primitive is not lax.cond_p or dims[0] is not None
+        if not batched or not collector.part(of_primitive(primitive, params)):
+            return default(axis, args, dims, **params)
+
+        def run(*args: Any) -> list[Any]:
+            return lift(primitive, args, params, collector)
+
+        return _compat.batch_as_is(run, axis, dims, args)
+
+    return rule
+
+
+_install_lock = threading.Lock()
+_installed: list[Any] = []
+
+
+def install() -> None:
+    """Puts these batching rules in place, at the first hooked call (so that importing
+    peex changes nothing). They leave programs without sites alone.
+    """
+    with _install_lock:
+        for primitive in (lax.cond_p, lax.while_p):
+            if primitive not in _installed:
+                _compat.batchers[primitive] = _logs_out_first(primitive)
+                _installed.append(primitive)

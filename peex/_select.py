@@ -1,0 +1,241 @@
+"""Choosing sites: from what a user writes as `where` to the keys of a model.
+
+Everything here looks at the structure of the model alone, when the wrapper is built, so
+that what matches nothing is an error at once.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+
+from ._errors import SiteNotFoundError
+from ._walk import children, is_function, is_module, Key, stands_in, unwrap
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Somewhere in a model where a hook can be put."""
+
+    key: Key
+    node: Any
+    # Whether it is a module with no callable module inside.
+    is_leaf: bool
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.key) or "."
+
+
+def places(model: Any) -> list[Place]:
+    """All modules and functions of a model, parents first."""
+    found: list[Place] = []
+
+    def visit(key: Key, node: Any) -> bool:
+        here = len(found)
+        parts = children(key, node)
+        callable_inside = False
+        if parts is not None:
+            for k, child in parts[0]:
+                callable_inside |= visit(k, child)
+        if is_module(node):
+            found.insert(here, Place(key, node, not callable_inside))
+            return True
+        if is_function(node) or (isinstance(node, eqx.Module) and not stands_in(node)):
+            # Not a site by itself; but a method of it may be, or the function.
+            found.insert(here, Place(key, node, False))
+        return callable_inside
+
+    visit((), model)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """One chosen site: a module (or function) and its method."""
+
+    place: str
+    method: str
+
+    def key(self, root_method: str) -> str:
+        if self.method == "__call__" or (
+            self.place == "." and self.method == root_method
+        ):
+            return self.place
+        return f"{self.place}:{self.method}"
+
+
+def nearest(key: str, keys: Iterable[str]) -> str:
+    """The keys most like `key`, for an error message."""
+    keys = list(keys)
+    close = difflib.get_close_matches(key.replace("*", ""), keys, n=5, cutoff=0.3)
+    return ", ".join(repr(k) for k in (close or keys[:5])) or "(there are none)"
+
+
+def select(
+    model: Any, where: Any, root_method: str
+) -> tuple[tuple[Chosen, ...], tuple[tuple[str, tuple[Chosen, ...]], ...]]:
+    """The sites that `where` chooses, in the order of the model, and for each thing
+    that was asked for explicitly, what it chose (so that it can be checked to fire).
+
+    **Raises:** `SiteNotFoundError` where a part of `where` chooses nothing.
+    """
+    all_places = places(model)
+    if where is None:
+        chosen = [_default(p, root_method) for p in all_places if p.is_leaf]
+        return tuple(chosen), ()
+    if isinstance(where, str):
+        groups = [(where, _by_pattern(all_places, where, root_method))]
+    elif isinstance(where, type):
+        groups = [(where.__name__, _by_class(all_places, where, root_method))]
+    elif isinstance(where, list | tuple | set | frozenset):
+        groups = []
+        for part in where:
+            if not isinstance(part, str | type):
+                raise TypeError(
+                    "`where` is a pattern, a class, a list of these, or a function "
+                    f"from the model to its nodes; got a list with {part!r} in it."
+                )
+            if isinstance(part, str):
+                groups.append((part, _by_pattern(all_places, part, root_method)))
+            else:
+                chosen = _by_class(all_places, part, root_method)
+                groups.append((part.__name__, chosen))
+    elif callable(where):
+        groups = _by_function(all_places, where, model, root_method)
+    else:
+        raise TypeError(
+            "`where` is a pattern, a class, a list of these, or a function from the "
+            f"model to its nodes; got {where!r}."
+        )
+    for name, chosen in groups:
+        if not chosen:
+            raise SiteNotFoundError(_not_found(name, all_places))
+    wanted = {c for _, chosen in groups for c in chosen}
+    order = {p.name: i for i, p in enumerate(all_places)}
+    ordered = sorted(wanted, key=lambda c: (order[c.place], c.method))
+    return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
+
+
+def _not_found(name: str, all_places: list[Place]) -> str:
+    keys = [p.name for p in all_places if is_module(p.node) or is_function(p.node)]
+    return (
+        f"`where={name!r}` matches nothing in the model. Nearest keys: "
+        f"{nearest(name, keys)}. A pattern is a dotted path in which `*` stands for "
+        "one component and `**` for any number, as in 'layers.*.attn'; `where='**'` "
+        "is every callable module."
+    )
+
+
+def _default(place: Place, root_method: str) -> Chosen:
+    return Chosen(place.name, root_method if place.key == () else "__call__")
+
+
+def _by_class(all_places: list[Place], cls: Any, root_method: str) -> list[Chosen]:
+    return [
+        _default(p, root_method)
+        for p in all_places
+        if isinstance(p.node, cls) and (is_module(p.node) or p.key == ())
+    ]
+
+
+def _by_function(
+    all_places: list[Place], where: Callable, model: Any, root_method: str
+) -> list[tuple[str, list[Chosen]]]:
+    nodes = where(unwrap(model))
+    if not isinstance(nodes, list | tuple):
+        nodes = [nodes]
+    groups = []
+    for i, node in enumerate(nodes):
+        chosen = [
+            _default(p, root_method)
+            for p in all_places
+            if p.node is node and (is_module(node) or is_function(node))
+        ]
+        if not chosen:
+            raise SiteNotFoundError(
+                f"Node {i} that `where` returned, of type {type(node).__name__}, isn't "
+                "a callable module or a function of the model. Return nodes of the "
+                "model itself, as in `where=lambda m: [m.layers[0], m.head]`."
+            )
+        groups.append((chosen[0].key(root_method), chosen))
+    return groups
+
+
+def _by_pattern(
+    all_places: list[Place], pattern: str, root_method: str
+) -> list[Chosen]:
+    path, _, method = pattern.partition(":")
+    parts = () if path in (".", "") else tuple(path.split("."))
+    chosen = []
+    for place in all_places:
+        if not matches(parts, place.key):
+            continue
+        if method:
+            fn = getattr(type(place.node), method, None)
+            if isinstance(place.node, eqx.Module) and callable(fn):
+                chosen.append(Chosen(place.name, method))
+        elif is_module(place.node) or (place.key == () and root_method != "__call__"):
+            chosen.append(_default(place, root_method))
+        elif is_function(place.node) and parts and parts[-1] not in ("*", "**"):
+            # Functions are sites only where they are named.
+            chosen.append(_default(place, root_method))
+    return chosen
+
+
+def matches(pattern: Key, key: Key) -> bool:
+    """Whether a dotted pattern, in components, matches a key."""
+    if not pattern:
+        return not key
+    head, *rest = pattern
+    tail = tuple(rest)
+    if head == "**":
+        return any(matches(tail, key[i:]) for i in range(len(key) + 1))
+    return bool(key) and fnmatch.fnmatchcase(key[0], head) and matches(tail, key[1:])
+
+
+def assign(
+    what: str, fn: Any, keys: list[str], model: Any
+) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    """Which hook or log goes to which site: the named callables, and for each key the
+    name of its callable. `fn` is a callable, `None`, or a dict by pattern, in which the
+    first match wins.
+
+    **Raises:** `SiteNotFoundError` where a pattern matches none of the chosen sites.
+    """
+    if fn is None:
+        return [], {}
+    if not isinstance(fn, dict):
+        if not callable(fn):
+            raise TypeError(
+                f"`{what}` is a callable, None, or a dict from patterns to these; got "
+                f"{fn!r}."
+            )
+        return [(what, fn)], dict.fromkeys(keys, what)
+    named: list[tuple[str, Any]] = []
+    where: dict[str, str] = {}
+    for pattern, one in fn.items():
+        mine = [k for k in keys if pattern_matches(pattern, k)]
+        if not mine:
+            raise SiteNotFoundError(
+                f"The pattern {pattern!r} of `{what}` matches none of the chosen "
+                f"sites. Nearest keys: {nearest(pattern, keys)}. If it is another "
+                "place of the model, name it in `where` too, as in "
+                f"`where={list(fn)!r}`."
+            )
+        name = f"{what}[{pattern!r}]"
+        if one is not None:
+            named.append((name, one))
+        for key in mine:
+            where.setdefault(key, name if one is not None else "")
+    return named, {k: name for k, name in where.items() if name}
+
+
+def pattern_matches(pattern: str, key: str) -> bool:
+    path, _, method = pattern.partition(":")
+    key_path, _, key_method = key.partition(":")
+    split = lambda p: () if p in (".", "") else tuple(p.split("."))
+    return method == key_method and matches(split(path), split(key_path))

@@ -1,0 +1,127 @@
+"""What a program taps and asks for, found by walking its jaxpr once.
+
+A collector has to know what comes out of a loop or a branch before it can rebuild it:
+that is its [`Signature`][]. Walks are remembered by jaxpr (weakly), so a program that
+nests deep, or calls one jitted function often, is walked once. How the signature of a
+control-flow primitive follows from those of its bodies is part of its rule.
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from . import _compat
+from ._primitives import ask_p, lost, mark_p, tap_p
+from ._site import Ask, Site, Tap
+
+
+@dataclasses.dataclass(frozen=True)
+class TapSpec:
+    """A tap, and the shapes and dtypes of its arrays (the count last, if counted)."""
+
+    info: Tap
+    shapes: tuple[Any, ...]
+
+    @property
+    def log_shapes(self) -> tuple[Any, ...]:
+        """Those of the log alone."""
+        return self.shapes[:-1] if self.info.counted else self.shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """What a piece of program hands out and asks for, in the order of its equations.
+
+    - `taps`: the values it taps.
+    - `asks`: the buffers of backward logs it asks for, call by call.
+    - `shared`: the arrays of hooks it asks for, each once.
+    - `hidden`: sites that are tapped in a recomputation, whose logs exist already.
+    """
+
+    taps: tuple[TapSpec, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    shared: tuple[Ask, ...] = ()
+    hidden: tuple[Site, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.taps or self.asks or self.shared or self.hidden)
+
+    def at(self, depth: int) -> "Signature":
+        """The part that belongs to the wrapper at one depth."""
+        if not self:
+            return self
+        return Signature(
+            tuple(t for t in self.taps if t.info.site.depth == depth),
+            tuple(a for a in self.asks if a.site.depth == depth),
+            tuple(a for a in self.shared if a.site.depth == depth),
+            tuple(s for s in self.hidden if s.depth == depth),
+        )
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        taps = (t.info.site for t in self.taps)
+        asks = (a.site for a in (*self.asks, *self.shared))
+        return (*taps, *asks, *self.hidden)
+
+
+EMPTY = Signature()
+
+
+def join(parts: Iterable[Signature]) -> Signature:
+    """The signature of pieces that run one after the other."""
+    parts = [p for p in parts if p]
+    if not parts:
+        return EMPTY
+    shared = {(a.site.depth, a.slot): a for p in parts for a in p.shared}
+    return Signature(
+        tuple(t for p in parts for t in p.taps),
+        tuple(a for p in parts for a in p.asks),
+        tuple(shared.values()),
+        tuple(s for p in parts for s in p.hidden),
+    )
+
+
+_known: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
+
+
+def of_jaxpr(jaxpr: Any) -> Signature:
+    """The signature of a jaxpr."""
+    jaxpr, _ = _compat.open_jaxpr(jaxpr)
+    signature = _known.get(jaxpr)
+    if signature is None:
+        signature = join(_of_equation(eqn) for eqn in jaxpr.eqns)
+        _known[jaxpr] = signature
+    return signature
+
+
+def _of_equation(eqn: Any) -> Signature:
+    params = eqn.params
+    if eqn.primitive is tap_p:
+        shapes = tuple(v.aval for v in eqn.invars[params["num_values"] :])
+        return Signature(taps=(TapSpec(params["info"], shapes),))
+    if eqn.primitive is mark_p:
+        return Signature(shared=params["info"].shared)
+    if eqn.primitive is ask_p:
+        info = params["info"]
+        return Signature(shared=(info,)) if info.shared else Signature(asks=(info,))
+    return of_primitive(eqn.primitive, params)
+
+
+def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
+    """The signature of a primitive, from the jaxprs among its parameters.
+
+    **Raises:** `SiteLostError` if a site is in a primitive that has no rule.
+    """
+    inside = [of_jaxpr(jaxpr) for jaxpr in _compat.sub_jaxprs(params)]
+    if not any(inside):
+        return EMPTY
+    from ._rules import rules  # the rules are written in terms of this walk
+
+    rule = rules.get(primitive.name)
+    if rule is None:
+        lost(
+            join(inside).sites[0],
+            f"it is inside a `{primitive.name}`, which peex has no rule for yet.",
+        )
+    return rule.signature(params)

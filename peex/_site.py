@@ -1,0 +1,171 @@
+"""What is known about a site before anything runs: static, hashable descriptions.
+
+A [`Site`][] rides in the pytree structure of the instrumented model and in the
+parameters of the engine's primitives, so everything here compares by value: two equal
+wrappers share one compiled program.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A callable pytree (a hook, a log) without its arrays.
+
+    The arrays travel apart, so that they can be traced, differentiated and changed
+    without compiling anew; `thaw` puts the two together again.
+    """
+
+    name: str
+    treedef: Any
+    static: tuple[Any, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+    def __hash__(self) -> int:
+        # Not of the leaves: those needn't be hashable.
+        return hash((self.name, len(self.static)))
+
+    def thaw(self, arrays: Sequence[Any]) -> Callable[[Any], Any]:
+        arrays_ = iter(arrays)
+        leaves = [next(arrays_) if x is _array else x for x in self.static]
+        return jtu.tree_unflatten(self.treedef, leaves)
+
+
+class _Array:
+    """Stands for an array leaf in `Frozen.static`."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+_array = _Array()
+
+
+def freeze(name: str, fn: Callable[[Any], Any]) -> tuple[Frozen, list[Any]]:
+    """Splits a callable into its static part and its arrays."""
+    leaves, treedef = jtu.tree_flatten(fn)
+    arrays = [x for x in leaves if not _is_static(x)]
+    static = tuple(x if _is_static(x) else _array for x in leaves)
+    shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in arrays)
+    return Frozen(name, treedef, static, shapes), arrays
+
+
+def _is_static(leaf: Any) -> bool:
+    # Numbers stay static: that keeps a `ScaleHook(2.0)` free of arrays, and bitwise
+    # equal to multiplying by the Python number.
+    return not eqx.is_array(leaf) and not hasattr(leaf, "__array__")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One place of one wrapper: which value, and what is done with it.
+
+    - `key`: the name in the log.
+    - `depth`: how many hooked calls were running when this one started; tells the
+        sites of nested wrappers apart.
+    - `backward`: whether hook and log act on the cotangent.
+    - `pre`, `with_kwargs`: whether the value is the arguments.
+    - `hook`, `log`: what acts, `None` for nothing.
+    - `watched`: whether it is to be known that the site ran, even if it logs nothing.
+    """
+
+    key: str
+    depth: int
+    backward: bool
+    pre: bool
+    with_kwargs: bool
+    hook: Frozen | None
+    log: Frozen | None
+    watched: bool
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.depth, self.backward))
+
+    def __repr__(self) -> str:
+        return f"<site {self.key}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The leading axes that a log leaf has gained: steps first, then batches, each
+    outermost first. `shape` is what comes before the value's own axes.
+    """
+
+    steps: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.steps + self.batch
+
+    def with_step(self, size: int) -> "Axes":
+        return Axes((size, *self.steps), self.batch)
+
+    def with_batch(self, size: int) -> "Axes":
+        return Axes(self.steps, (size, *self.batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tap:
+    """What is known of one logged value at some level of the program: the structure
+    that `log_fn` returned, the axes gained so far, and whether a count goes with it.
+    """
+
+    site: Site
+    treedef: Any
+    axes: Axes
+    counted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """What is known of arrays that a program asks the collector for: the buffers of one
+    call's backward log (`slot == "log"`), or the arrays of a hook (`slot` is its name),
+    which are the same at every step and for every example.
+
+    - `shapes`, `axes`: of the arrays, and the axes that these have gained.
+    - `treedef`, `dtypes`: for a log, what `log_fn` returned; `shapes` are those of the
+        buffers that hold it (see `encode` in `_log.py`).
+    - `again`: whether this is a recomputation of a call that asked before.
+    """
+
+    site: Site
+    slot: str
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    axes: Axes = Axes()
+    treedef: Any = None
+    dtypes: tuple[Any, ...] = ()
+    again: bool = False
+
+    @property
+    def shared(self) -> bool:
+        return self.slot != "log"
+
+
+def ask_arrays(site: Site, frozen: Frozen) -> Ask:
+    return Ask(site, frozen.name, frozen.shapes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """What is known of a value whose cotangent is wanted: the pytree that it is, and
+    the sizes and names of the batch axes that it has gained, outermost first.
+    """
+
+    site: Site
+    structure: Any
+    batch: tuple[int, ...] = ()
+    names: tuple[Any, ...] = ()
+
+    @property
+    def shared(self) -> tuple[Ask, ...]:
+        """The arrays that hook and log need."""
+        fns = (self.site.hook, self.site.log)
+        return tuple(ask_arrays(self.site, f) for f in fns if f is not None)

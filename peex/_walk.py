@@ -1,0 +1,84 @@
+"""Walking a model one level at a time, with the keys that its places have.
+
+Choosing sites and putting them in both walk like this, so they agree on every name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from . import _compat
+
+
+Key = tuple[str, ...]
+
+
+def children(
+    key: Key, node: Any
+) -> tuple[list[tuple[Key, Any]], Callable[[Sequence[Any]], Any]] | None:
+    """The children of a pytree node with their keys, and a function that rebuilds the
+    node from such children. `None` for a leaf.
+
+    A wrapper of Equinox's that stands for a module passes its own key on to it. So do
+    peex's own, whose other children (hooks are modules too) aren't part of the model.
+    """
+    found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if len(found) == 1 and found[0][1] is node:
+        return None
+    if isinstance(node, AbstractWrapper):
+        return [(key, node.model)], lambda new: with_model(node, new[0])
+    transparent = stands_in(node)
+    parts = []
+    for (entry,), child in found:
+        name = _name(entry)
+        stands_for = transparent and child is node.__wrapped__
+        parts.append((key if stands_for else (*key, name), child))
+    return parts, treedef.unflatten
+
+
+class AbstractWrapper(eqx.Module):
+    """A wrapper of peex's: stands for its `model`."""
+
+    model: eqx.AbstractVar[Any]
+
+
+def with_model(wrapper: AbstractWrapper, model: Any) -> Any:
+    """A copy of a wrapper around another model of the same structure of sites."""
+    leaves, treedef = jtu.tree_flatten(wrapper, is_leaf=lambda x: x is not wrapper)
+    leaves = [model if x is wrapper.model else x for x in leaves]
+    return treedef.unflatten(leaves)
+
+
+def unwrap(model: Any) -> Any:
+    """The model inside of peex's wrappers, which `where` functions are given."""
+    while isinstance(model, AbstractWrapper):
+        model = model.model
+    return model
+
+
+def _name(entry: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
+
+
+def is_module(node: Any) -> bool:
+    """A module that can be called, and doesn't only stand for another."""
+    return isinstance(node, eqx.Module) and callable(node) and not stands_in(node)
+
+
+def stands_in(node: Any) -> bool:
+    """A wrapper that passes its key on to the module inside."""
+    return isinstance(node, AbstractWrapper) or _compat.is_transparent(node)
+
+
+def is_function(node: Any) -> bool:
+    """A leaf that is a function, as the activation of an MLP is."""
+    return (
+        callable(node)
+        and not isinstance(node, eqx.Module | type)
+        and jtu.all_leaves([node])
+    )
