@@ -83,7 +83,37 @@ class _Backward(Collector):
 
 class BackwardHook(AbstractWrapper):
     """Wraps a model so that its gradient brings back the cotangents that its parts
-    receive, or changes them.
+    receive, or so that these are changed on their way.
+
+    Called, it returns the model's output alone. The log comes as the gradient with
+    respect to the wrapper's own `log`, which is why its shapes must be known: call
+    `init` first. [`peex.value_and_grad`][] does all this in one call.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        mlp = eqx.nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+        x = jnp.ones(2)
+        hooked = px.BackwardHook(mlp).init(x)
+
+        @eqx.filter_jit
+        @eqx.filter_value_and_grad
+        def loss_and_grads(hooked, x):
+            return jnp.mean(hooked(x) ** 2)
+
+        loss, grads = loss_and_grads(hooked, x)
+        grads.model  # the gradient of the model
+        grads.log["layers.0"].shape  # (8,): the cotangent of that layer's output
+        ```
+
+    What JAX sums, is summed: under a `jax.vmap` around the wrapper, with the wrapper
+    closed over, the log holds the sum over the batch. For cotangents per example, put
+    the `vmap` inside: `BackwardHook(eqx.filter_vmap(model))`, or a `method`.
     """
 
     model: Any
@@ -104,6 +134,18 @@ class BackwardHook(AbstractWrapper):
         method: Method = "__call__",
         log: Log | None = None,
     ):
+        """**Arguments:**
+
+        As for [`peex.ForwardHook`][], apart from these:
+
+        - `hook_fn`: acts on the cotangent of a module's output (or, for a pre hook, on
+            those of its positional arguments).
+        - `log_fn`: sees the cotangent that `hook_fn` returned. What it returns may be
+            integers or booleans too.
+        - `log`: the log to start from; usually made by `init`.
+
+        What has no cotangent in a value (integers, random keys, functions) is `None`.
+        """
         self.model = model
         self.hook_fn = hook_fn
         self.log_fn = log_fn
@@ -111,7 +153,16 @@ class BackwardHook(AbstractWrapper):
         self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
 
     def init(self, *args: Any, **kwargs: Any) -> "BackwardHook":
-        """A copy with a log of zeros, of the shapes that this call would log."""
+        """Finds the shapes of the log, by tracing a call (nothing is computed).
+
+        **Arguments:**
+
+        Arguments like those of the call: arrays, or `jax.ShapeDtypeStruct`s.
+
+        **Returns:**
+
+        A copy of the wrapper, with a log of zeros.
+        """
 
         def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
             _, collector = hooked._run(None, args, kwargs)
@@ -123,6 +174,17 @@ class BackwardHook(AbstractWrapper):
         return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on these arguments.
+
+        **Returns:**
+
+        The model's output.
+
+        **Raises:**
+
+        [`peex.NotInitialisedError`][] without a log; [`peex.LogShapeError`][] if the
+        log was initialised for another call; and as [`peex.ForwardHook`][].
+        """
         if self.log is None and self.plan.logs:
             raise NotInitialisedError(
                 "This BackwardHook logs, so it must know the shapes of its log before "

@@ -38,9 +38,9 @@ def _union(branches: Sequence[Signature]) -> _Union:
     specs = []
     for found in taps.values():
         always = len(found) == len(branches) and not any(t.info.counted for t in found)
-        specs.append(TapSpec(found[0].info, found[0].log_shapes))
-        if not always:
-            specs[-1] = counted(specs[-1])
+        info = dataclasses.replace(found[0].info, counted=False)
+        spec = TapSpec(info, found[0].log_shapes)
+        specs.append(spec if always else counted(spec))
     return _Union(
         tuple(specs),
         tuple(asks.values()),

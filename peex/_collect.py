@@ -98,18 +98,31 @@ class CollectTrace(_compat.Trace):
             # Nothing outside differentiates here, so the rule isn't needed.
             with _compat.set_current_trace(self):
                 return fun.call_wrapped(*tracers)
-        fun, jvp = (self._guard(f, "custom_jvp") for f in (fun, jvp))
+        from ._custom import custom_jvp  # evaluates bodies by means of this file
+
+        with _compat.set_current_trace(self.parent):
+            zeros = params["symbolic_zeros"]
+            outs = custom_jvp(fun, jvp, tracers, zeros, self.collector)
+        if outs is not None:
+            return outs
         return self.parent.process_custom_jvp_call(
-            primitive, fun, jvp, tracers, **params
+            primitive, _compat.fresh(fun), jvp, tracers, **params
         )
 
     def process_custom_vjp_call(self, primitive, fun, fwd, bwd, tracers, /, **params):
         if _compat.is_eval_trace(self.parent):
             with _compat.set_current_trace(self):
                 return fun.call_wrapped(*tracers)
-        fun, fwd = (self._guard(f, "custom_vjp") for f in (fun, fwd))
+        from ._custom import custom_vjp
+
+        with _compat.set_current_trace(self.parent):
+            outs = custom_vjp(
+                fun, fwd, bwd, tracers, **params, collector=self.collector
+            )
+        if outs is not None:
+            return outs
         return self.parent.process_custom_vjp_call(
-            primitive, fun, fwd, bwd, tracers, **params
+            primitive, _compat.fresh(fun), fwd, bwd, tracers, **params
         )
 
     def process_shard_map(self, primitive, f, tracers, /, **params):
@@ -174,6 +187,17 @@ def running(depth: int) -> Collector | None:
     """The collector of the hooked call at this depth, if it is still running."""
     stack = _running.stack
     return stack[depth] if depth < len(stack) else None
+
+
+@contextlib.contextmanager
+def detached(collector: Collector) -> Iterator[None]:
+    """Sites inside find no hooked call running; what reaches `collector` is dropped."""
+    stack, _running.stack = _running.stack, []
+    try:
+        with collecting(collector):
+            yield
+    finally:
+        _running.stack = stack
 
 
 @contextlib.contextmanager

@@ -7,25 +7,29 @@ release of JAX fails there first, with a name, instead of somewhere in the engin
 Checked against JAX 0.10.2 and 0.12.0.1, Equinox 0.13.8.
 """
 
+import functools as ft
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.core as jax_core
 import jax.extend.core as jex_core
 import jax.extend.linear_util as lu
 import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 from jax._src.core import trace_ctx
+from jax._src.interpreters.ad import CustomVJPException as CustomVJPException
 from jax._src.interpreters.batching import batch_subtrace
+from jax.custom_derivatives import SymbolicZero
 
 
-Trace = jax.core.Trace
-ShapedArray = jax.core.ShapedArray
+Trace = jax_core.Trace
+ShapedArray = jax_core.ShapedArray
 Primitive = jex_core.Primitive
 set_current_trace = jex_core.set_current_trace
-eval_jaxpr = jax.core.eval_jaxpr
+eval_jaxpr = jax_core.eval_jaxpr
 register_lowering = mlir.register_lowering
 primitive_jvps = ad.primitive_jvps
 # Called with the axis, the arguments and their batch dimensions, even when no argument
@@ -50,8 +54,13 @@ def is_eval_trace(trace: Trace) -> bool:
     return type(trace).__name__ == "EvalTrace"
 
 
-def is_tracer(x: object) -> bool:
-    return isinstance(x, jax.core.Tracer)
+def is_staging_trace(trace: Trace) -> bool:
+    """Whether what is bound on `trace` is written into a jaxpr, batched or not, rather
+    than differentiated at once.
+    """
+    while type(trace).__name__ == "BatchTrace":
+        trace = getattr(trace, "parent_trace")  # noqa: B009
+    return type(trace).__name__ == "DynamicJaxprTrace"
 
 
 def zero_tangent(x: Any) -> ad.Zero:
@@ -88,6 +97,43 @@ def wrap_fun(fun: lu.WrappedFun, wrapper: Callable) -> lu.WrappedFun:
     looks for output trees after the call, are kept.
     """
     return _wrap(fun, wrapper)
+
+
+def fresh(fun: lu.WrappedFun) -> lu.WrappedFun:
+    """`fun`, ready to be called once more: its stores emptied."""
+    for store in fun.stores:
+        if store:
+            store.reset()
+    return fun
+
+
+def keep_one(fun: lu.WrappedFun, rule: lu.WrappedFun) -> None:
+    """Leaves the stores of `fun` or of its derivative rule filled, not both: JAX wants
+    to know which of them ran.
+    """
+    try:
+        for store in rule.stores:
+            if store:
+                store.val  # noqa: B018
+    except lu.StoreException:
+        fresh(rule)
+    else:
+        fresh(fun)
+
+
+def call_bwd(bwd: lu.WrappedFun, res: Sequence[Any], cotangents: Any) -> list[Any]:
+    """Calls the flat backward rule of a `custom_vjp`, `None` for its symbolic zeros.
+
+    From 0.12 on it returns a pair, of cotangents and of JAX's own backward logs.
+    """
+    out = bwd.call_wrapped(*res, *cotangents)
+    if isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], list):
+        out, _ = out
+    return [None if isinstance(x, ad.Zero) or is_symbolic_zero(x) else x for x in out]
+
+
+def is_symbolic_zero(x: object) -> bool:
+    return isinstance(x, SymbolicZero)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -149,14 +195,40 @@ def jit_shardings(params: dict[str, Any]) -> tuple[Any, Any]:
     return given(params["in_shardings"]), given(params["out_shardings"])
 
 
-def is_transparent(module: object) -> bool:
-    """Whether `module` is a wrapper of Equinox's (`filter_vmap`, `filter_jit`,
-    `filter_checkpoint`, ...) that stands for the module which it wraps.
+def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
+    """What a wrapper of Equinox's (`filter_vmap`, `filter_jit`, `filter_checkpoint`,
+    ...) wraps, and a function that puts something else in its place; `None` for any
+    other object. No wrapper documents its fields.
     """
-    cls = type(module)
-    return (
+    cls: Any = type(module)
+    if not (
         isinstance(module, eqx.Module)
         and cls.__module__.startswith("equinox.")
         and isinstance(getattr(cls, "__wrapped__", None), property)
         and cls.__name__ != "BoundMethod"
-    )
+    ):
+        return None
+    if cls.__name__ == "_JitWrapper":
+        # Holds its function in two halves, which only `filter_jit` can make.
+        def rewrap(new: Any) -> Any:
+            halves = vars(eqx.filter_jit(new))
+            names = ("_dynamic_fun", "_static_fun")
+            return _with_fields(module, {name: halves[name] for name in names})
+
+        return cls.__wrapped__.fget(module), rewrap
+    wrapped = cls.__wrapped__.fget(module)
+    for name, value in vars(module).items():
+        inner = (value, lambda new: new) if value is wrapped else stood_for(value)
+        if inner is not None and inner[0] is wrapped:
+            return wrapped, ft.partial(_rewrap, module, name, inner[1])
+    return None
+
+
+def _rewrap(module: Any, name: str, inner: Callable[[Any], Any], new: Any) -> Any:
+    return _with_fields(module, {name: inner(new)})
+
+
+def _with_fields(module: Any, fields: dict[str, Any]) -> Any:
+    new = object.__new__(type(module))
+    vars(new).update(vars(module) | fields)
+    return new

@@ -26,7 +26,31 @@ class _Forward(Collector):
 
 
 class ForwardHook(AbstractWrapper):
-    """Wraps a model so that it hands back what its parts computed, or changes it."""
+    """Wraps a model so that it hands back what its parts computed, or changes it.
+
+    The model isn't edited and isn't changed. The wrapper is a pytree, and can be used
+    under every JAX transformation, as the model can; it inserts no custom derivative,
+    so forward mode and higher derivatives go on working.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        mlp = eqx.nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+        x = jnp.ones(2)
+
+        output, log = px.ForwardHook(mlp)(x)
+        log["layers.0"].shape  # (8,)
+
+        # Change a value instead: what if the second layer were silent?
+        silent = px.ForwardHook(mlp, px.ZeroHook(), None, where="layers.1")
+        output, _ = silent(x)
+        ```
+    """
 
     model: Any
     hook_fn: Any
@@ -44,12 +68,51 @@ class ForwardHook(AbstractWrapper):
         with_kwargs: bool = False,
         method: Method = "__call__",
     ):
+        """**Arguments:**
+
+        - `model`: any Equinox module, or a pytree of modules (with `method`).
+        - `hook_fn`: maps a value to a value of the same tree structure, shapes and
+            dtypes: an [`peex.AbstractHook`][], any callable, `None`, or a dict from
+            patterns to these (the first that matches a site's key acts there). Arrays
+            inside are leaves of the wrapper, so they can be trained.
+        - `log_fn`: maps what the hook returned to any pytree of arrays. As `hook_fn`.
+        - `where`: which sites. `None`: all leaf modules (callable, with no callable
+            module inside). A pattern over keys, as `"layers.*.attn"` or `"**.norm"`
+            (`*` is one path component, `**` any number), a class, or a list of these;
+            or a function from the model to its nodes, `lambda m: [m.a, m.b]`.
+            `"embed:attend"` is a method other than `__call__`. Functions in fields, as
+            an activation, are sites where they are named.
+        - `pre_hook`: whether the value is the tuple of a module's positional arguments
+            instead of its output.
+        - `with_kwargs`: of a pre hook, whether the value is the pair `(args, kwargs)`.
+        - `method`: what is run: the name of a method of the model, or a function
+            `f(model, *args, **kwargs)`, such as a rollout or a loss.
+
+        **Raises:**
+
+        [`peex.SiteNotFoundError`][] if a part of `where`, or a pattern of `hook_fn` or
+        `log_fn`, matches nothing. `TypeError` for arguments of other types.
+        """
         self.model = model
         self.hook_fn = hook_fn
         self.log_fn = log_fn
         self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
+        """Runs the model on these arguments.
+
+        **Returns:**
+
+        The model's output, and a [`peex.Log`][]: for each call of each site, in
+        execution order, what `log_fn` returned. A site inside a `scan` gains a leading
+        step axis, inside a `vmap` a batch axis behind that.
+
+        **Raises:**
+
+        [`peex.HookShapeError`][], [`peex.LogValueError`][]: what a hook or log returned
+        isn't allowed. [`peex.SiteNotFiredError`][]: something that `where` asks for
+        didn't run. [`peex.SiteLostError`][]: a value can't be brought out.
+        """
         frozen, arrays = freeze_all(self.plan, self.hook_fn, self.log_fn)
         collector = _Forward(next_depth(), arrays)
         out = run(self.plan, self.model, frozen, collector, False, args, kwargs)

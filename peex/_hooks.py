@@ -6,12 +6,14 @@ and can be trained. To add a hook, add a class here.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import ArrayLike, PyTree
 
 
 class AbstractHook(eqx.Module):
@@ -37,7 +39,7 @@ class AbstractHook(eqx.Module):
     """
 
     @abc.abstractmethod
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         """**Arguments:**
 
         - `value`: a pytree of arrays: the output of a module, its arguments (for a pre
@@ -50,10 +52,21 @@ class AbstractHook(eqx.Module):
         """
 
 
+def _per_array(fn: Callable[[Any], Any], value: PyTree[Any]) -> PyTree[Any]:
+    """Applies `fn` to every array; random keys, with which one can't calculate, are
+    left as they are.
+    """
+
+    def one(x: Any) -> Any:
+        return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else fn(x)
+
+    return jtu.tree_map(one, value)
+
+
 class IdentityHook(AbstractHook):
     """Leaves the value as it is."""
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return value
 
 
@@ -66,8 +79,8 @@ class ScaleHook(AbstractHook):
 
     scale: ArrayLike
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
-        return jtu.tree_map(lambda x: jnp.asarray(self.scale * x, x.dtype), value)
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
+        return _per_array(lambda x: jnp.asarray(self.scale * x, x.dtype), value)
 
 
 class AddHook(AbstractHook):
@@ -77,12 +90,12 @@ class AddHook(AbstractHook):
 
     offset: ArrayLike
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
-        return jtu.tree_map(lambda x: jnp.asarray(x + self.offset, x.dtype), value)
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
+        return _per_array(lambda x: jnp.asarray(x + self.offset, x.dtype), value)
 
 
 class ZeroHook(AbstractHook):
     """Replaces every array of the value by zeros: `x -> 0`."""
 
-    def __call__(self, value: PyTree[Any]) -> PyTree[Any]:
-        return jtu.tree_map(jnp.zeros_like, value)
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
+        return _per_array(jnp.zeros_like, value)

@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 
 from . import _fire
 from ._site import Site
-from ._walk import children, is_function
+from ._walk import children, is_function, stands_in
 
 
 # From a method's name to the sites around it, those of outer wrappers first.
@@ -190,7 +190,8 @@ def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
             new = [visit(k, child) for k, child in parts]
             if any(a is not b for a, (_, b) in zip(new, parts, strict=True)):
                 node = rebuild(new)
-        mine = sites.get(".".join(key) or ".")
+        # What stands for another has the same key, but isn't the site.
+        mine = None if stands_in(node) else sites.get(".".join(key) or ".")
         return node if mine is None else _attach(node, mine)
 
     return visit((), model)

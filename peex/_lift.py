@@ -101,10 +101,13 @@ class _Body(Collector):
         return self._shared[info.slot] if info.shared else next(self._slots)
 
 
-def evaluate(jaxpr: Any, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Logs]:
+def evaluate(
+    jaxpr: Any, args: Sequence[Any], feed: Feed, consts: Sequence[Any] | None = None
+) -> tuple[list[Any], Logs]:
     """Evaluates the jaxpr of a body: its outputs, and the logs of its sites."""
     body = _Body(feed)
-    jaxpr, consts = _compat.open_jaxpr(jaxpr)
+    jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
+    consts = own_consts if consts is None else consts
     with collecting(body):
         outs = _compat.eval_jaxpr(jaxpr, consts, *args)
     return list(outs), [arrays for _, arrays in body.records]

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jaxtyping import Array, PyTree
+from jaxtyping import ArrayLike, PyTree
 
 
 class AbstractLog(eqx.Module):
@@ -39,7 +39,7 @@ class AbstractLog(eqx.Module):
     """
 
     @abc.abstractmethod
-    def __call__(self, value: PyTree[Array]) -> PyTree[Any]:
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[Any]:
         """**Arguments:**
 
         - `value`: a pytree of arrays, as for [`peex.AbstractHook`][].
@@ -53,20 +53,20 @@ class AbstractLog(eqx.Module):
 class IdentityLog(AbstractLog):
     """Records the value itself."""
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return value
 
 
 class NoneLog(AbstractLog):
     """Records `None`: only that, and how often, the site ran."""
 
-    def __call__(self, value: PyTree[Array]) -> None:
+    def __call__(self, value: PyTree[ArrayLike]) -> None:
         del value
         return None
 
 
-def _per_array(fn: Callable[[Array], Array], value: PyTree[Array]) -> PyTree[Array]:
-    def one(x: Array) -> Array | None:
+def _per_array(fn: Callable[[Any], Any], value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
+    def one(x: Any) -> Any:
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return None  # random keys have no size
         if jnp.dtype(x.dtype).itemsize < 4 or x.dtype == bool:
@@ -83,15 +83,15 @@ class MeanLog(AbstractLog):
     Of arrays of less than 32 bits, in float32.
     """
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return _per_array(jnp.mean, value)
 
 
 class MeanStd(NamedTuple):
     """What [`peex.MeanStdLog`][] records, each with the structure of the value."""
 
-    mean: PyTree[Array]
-    std: PyTree[Array]
+    mean: PyTree[ArrayLike]
+    std: PyTree[ArrayLike]
 
 
 class MeanStdLog(AbstractLog):
@@ -101,7 +101,7 @@ class MeanStdLog(AbstractLog):
     Of arrays of less than 32 bits, in float32.
     """
 
-    def __call__(self, value: PyTree[Array]) -> MeanStd:
+    def __call__(self, value: PyTree[ArrayLike]) -> MeanStd:
         return MeanStd(_per_array(jnp.mean, value), _per_array(jnp.std, value))
 
 
@@ -111,8 +111,13 @@ class NormLog(AbstractLog):
     Of arrays of less than 32 bits, in float32.
     """
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
-        return _per_array(lambda x: jnp.sqrt(jnp.sum(jnp.abs(x) ** 2)), value)
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
+        def norm(x: Any) -> Any:
+            if not jnp.issubdtype(x.dtype, jnp.inexact):
+                x = x.astype(float)  # squares of integers overflow
+            return jnp.sqrt(jnp.sum(jnp.abs(x) ** 2))
+
+        return _per_array(norm, value)
 
 
 class MaxAbsLog(AbstractLog):
@@ -122,5 +127,5 @@ class MaxAbsLog(AbstractLog):
     Of arrays of less than 32 bits, in float32.
     """
 
-    def __call__(self, value: PyTree[Array]) -> PyTree[Array]:
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return _per_array(lambda x: jnp.max(jnp.abs(x), initial=0), value)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _branches, _compat
+from . import _branches, _compat, _custom
 from ._branches import counted
 from ._collect import Collector
 from ._lift import evaluate, Feed, lift, Logs, Params, Rule, zeros
@@ -188,12 +188,19 @@ def _latest(spec: TapSpec, old: list[Any], new: list[Any]) -> list[Any]:
     return [*kept, old_count + count]
 
 
+def _not_here(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
+    raise NotImplementedError
+
+
 rules: dict[str, Rule] = {
     "jit": Rule(_body_signature, _run_jit, _jit_options),
     "remat2": Rule(_checkpoint_signature, _run_checkpoint),
     "scan": Rule(_scan_signature, _run_scan),
     "cond": _branches.cond,
     "while": Rule(_while_signature, _run_while),
+    # Run by the collector itself: these come to it as functions.
+    "custom_jvp_call": Rule(_custom.signature, _not_here),
+    "custom_vjp_call": Rule(_custom.signature, _not_here),
 }
 
 

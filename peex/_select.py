@@ -7,10 +7,12 @@ that what matches nothing is an error at once.
 import dataclasses
 import difflib
 import fnmatch
+import functools as ft
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
+import jax.tree_util as jtu
 
 from ._errors import SiteNotFoundError
 from ._walk import children, is_function, is_module, Key, stands_in, unwrap
@@ -22,7 +24,9 @@ class Place:
 
     key: Key
     node: Any
-    # Whether it is a module with no callable module inside.
+    # Whether it is a module that can be called; the model itself: by its entry.
+    called: bool
+    # Whether no such module is inside.
     is_leaf: bool
 
     @property
@@ -30,7 +34,7 @@ class Place:
         return ".".join(self.key) or "."
 
 
-def places(model: Any) -> list[Place]:
+def places(model: Any, root_method: str) -> list[Place]:
     """All modules and functions of a model, parents first."""
     found: list[Place] = []
 
@@ -41,12 +45,14 @@ def places(model: Any) -> list[Place]:
         if parts is not None:
             for k, child in parts[0]:
                 callable_inside |= visit(k, child)
-        if is_module(node):
-            found.insert(here, Place(key, node, not callable_inside))
+        module = isinstance(node, eqx.Module) and not stands_in(node)
+        entry = module and key == () and root_method != "__call__"
+        if is_module(node) or entry:
+            found.insert(here, Place(key, node, True, not callable_inside))
             return True
-        if is_function(node) or (isinstance(node, eqx.Module) and not stands_in(node)):
+        if module or is_function(node):
             # Not a site by itself; but a method of it may be, or the function.
-            found.insert(here, Place(key, node, False))
+            found.insert(here, Place(key, node, False, False))
         return callable_inside
 
     visit((), model)
@@ -83,7 +89,7 @@ def select(
 
     **Raises:** `SiteNotFoundError` where a part of `where` chooses nothing.
     """
-    all_places = places(model)
+    all_places = places(model, root_method)
     if where is None:
         chosen = [_default(p, root_method) for p in all_places if p.is_leaf]
         return tuple(chosen), ()
@@ -111,6 +117,11 @@ def select(
             "`where` is a pattern, a class, a list of these, or a function from the "
             f"model to its nodes; got {where!r}."
         )
+    if not groups:
+        raise SiteNotFoundError(
+            "`where` is empty, so it matches nothing in the model. `where=None` "
+            "chooses all leaf modules."
+        )
     for name, chosen in groups:
         if not chosen:
             raise SiteNotFoundError(_not_found(name, all_places))
@@ -121,7 +132,7 @@ def select(
 
 
 def _not_found(name: str, all_places: list[Place]) -> str:
-    keys = [p.name for p in all_places if is_module(p.node) or is_function(p.node)]
+    keys = [p.name for p in all_places if p.called or is_function(p.node)]
     return (
         f"`where={name!r}` matches nothing in the model. Nearest keys: "
         f"{nearest(name, keys)}. A pattern is a dotted path in which `*` stands for "
@@ -138,22 +149,31 @@ def _by_class(all_places: list[Place], cls: Any, root_method: str) -> list[Chose
     return [
         _default(p, root_method)
         for p in all_places
-        if isinstance(p.node, cls) and (is_module(p.node) or p.key == ())
+        if isinstance(p.node, cls) and p.called
     ]
 
 
 def _by_function(
     all_places: list[Place], where: Callable, model: Any, root_method: str
 ) -> list[tuple[str, list[Chosen]]]:
-    nodes = where(unwrap(model))
+    # Called on a copy in which no two places share an object: as with
+    # `equinox.tree_at`, one of two tied layers, or of two equal activations, can be
+    # named. Nodes that were found in the model itself are known too.
+    model = unwrap(model)
+    copy = jtu.tree_map(lambda x: ft.partial(x) if is_function(x) else x, model)
+    copies = places(copy, root_method)
+    nodes = where(copy)
     if not isinstance(nodes, list | tuple):
         nodes = [nodes]
     groups = []
     for i, node in enumerate(nodes):
+        at = [c.node is node for c in copies]
+        if not any(at):
+            at = [p.node is node for p in all_places]
         chosen = [
             _default(p, root_method)
-            for p in all_places
-            if p.node is node and (is_module(node) or is_function(node))
+            for p, here in zip(all_places, at, strict=True)
+            if here and (p.called or is_function(p.node))
         ]
         if not chosen:
             raise SiteNotFoundError(
@@ -178,7 +198,7 @@ def _by_pattern(
             fn = getattr(type(place.node), method, None)
             if isinstance(place.node, eqx.Module) and callable(fn):
                 chosen.append(Chosen(place.name, method))
-        elif is_module(place.node) or (place.key == () and root_method != "__call__"):
+        elif place.called:
             chosen.append(_default(place, root_method))
         elif is_function(place.node) and parts and parts[-1] not in ("*", "**"):
             # Functions are sites only where they are named.
@@ -228,6 +248,8 @@ def assign(
             )
         name = f"{what}[{pattern!r}]"
         if one is not None:
+            if not callable(one):
+                raise TypeError(f"`{name}` is a callable or None; got {one!r}.")
             named.append((name, one))
         for key in mine:
             where.setdefault(key, name if one is not None else "")

@@ -28,7 +28,45 @@ def value_and_grad(
     pre_hook: bool = False,
     has_aux: bool = False,
 ) -> Callable[..., tuple[tuple[Any, Logs], Any]]:
-    """Like `equinox.filter_value_and_grad`, with logs."""
+    """Like `equinox.filter_value_and_grad`, with logs, and without `init`.
+
+    Since the whole loss is inside, a `vmap` over examples in it gives cotangents and
+    activations per example.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        def loss(model, xs, ys):
+            return jnp.mean((jax.vmap(model)(xs) - ys) ** 2)
+
+        mlp = eqx.nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+        xs, ys = jnp.ones((4, 2)), jnp.ones((4, 1))
+        step = eqx.filter_jit(px.value_and_grad(loss, forward=px.NormLog()))
+        (value, logs), grads = step(mlp, xs, ys)
+        logs.backward["layers.0"].shape  # (4, 8)
+        logs.forward["layers.0"].shape  # (4,)
+        ```
+
+    **Arguments:**
+
+    - `loss`: any function `loss(model, *args, **kwargs)` that returns a scalar.
+    - `backward`, `forward`: the `log_fn` of cotangents and of activations; `None` for
+        no such log.
+    - `hook_fn`: acts on the cotangents.
+    - `where`, `pre_hook`: as for [`peex.ForwardHook`][].
+    - `has_aux`: whether `loss` returns a pair `(value, aux)`.
+
+    **Returns:**
+
+    A function of `(model, *args, **kwargs)` that returns `(value, logs), grads`: what
+    the loss returned (with `has_aux`, the pair), the [`peex.Logs`][], and the gradient
+    with respect to the model.
+    """
 
     def run(model: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, Logs], Any]:
         inner: Any = model

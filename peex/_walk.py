@@ -27,21 +27,25 @@ def children(
     found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(found) == 1 and found[0][1] is node:
         return None
-    if isinstance(node, AbstractWrapper):
-        return [(key, node.model)], lambda new: with_model(node, new[0])
-    transparent = stands_in(node)
-    parts = []
-    for (entry,), child in found:
-        name = _name(entry)
-        stands_for = transparent and child is node.__wrapped__
-        parts.append((key if stands_for else (*key, name), child))
+    inside = _stood_for(node)
+    if inside is not None:
+        wrapped, rewrap = inside
+        return [(key, wrapped)], lambda new: rewrap(new[0])
+    parts = [((*key, _name(entry)), child) for (entry,), child in found]
     return parts, treedef.unflatten
+
+
+def _stood_for(node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    if isinstance(node, AbstractWrapper):
+        return node.model, lambda new: with_model(node, new)
+    return _compat.stood_for(node)
 
 
 class AbstractWrapper(eqx.Module):
     """A wrapper of peex's: stands for its `model`."""
 
     model: eqx.AbstractVar[Any]
+    plan: eqx.AbstractVar[Any]
 
 
 def with_model(wrapper: AbstractWrapper, model: Any) -> Any:
@@ -71,8 +75,8 @@ def is_module(node: Any) -> bool:
 
 
 def stands_in(node: Any) -> bool:
-    """A wrapper that passes its key on to the module inside."""
-    return isinstance(node, AbstractWrapper) or _compat.is_transparent(node)
+    """A wrapper that passes its key on to what it wraps."""
+    return _stood_for(node) is not None
 
 
 def is_function(node: Any) -> bool:

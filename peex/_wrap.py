@@ -13,6 +13,7 @@ from ._instrument import instrument, strip
 from ._rules import install
 from ._select import assign, Chosen, select
 from ._site import freeze, Frozen, Site
+from ._walk import AbstractWrapper
 
 
 Method = str | Callable[..., Any]
@@ -24,17 +25,15 @@ class Plan:
 
     - `chosen`: the sites with the names of their hook and log (`None`: nothing).
     - `asked`: what was asked for explicitly, and the keys that it chose.
+    - `root_method`: the method of the model itself that a call enters by.
     """
 
     chosen: tuple[tuple[Chosen, str | None, str | None], ...]
     asked: tuple[tuple[str, frozenset[str]], ...]
     method: Method
+    root_method: str
     pre: bool
     with_kwargs: bool
-
-    @property
-    def root_method(self) -> str:
-        return self.method if isinstance(self.method, str) else "__call__"
 
     @property
     def logs(self) -> bool:
@@ -62,7 +61,7 @@ def plan(
             "name of one that it has, or a function of the model and its arguments, as "
             "in `method=lambda model, x: model.decode(model.encode(x))`."
         )
-    root_method = method if isinstance(method, str) else "__call__"
+    root_method = _root_method(model, method)
     chosen, asked = select(model, where, root_method)
     keys = [c.key(root_method) for c in chosen]
     _, hooks = assign("hook_fn", hook_fn, keys, model)
@@ -73,9 +72,16 @@ def plan(
         ),
         tuple((name, frozenset(c.key(root_method) for c in cs)) for name, cs in asked),
         method,
+        root_method,
         pre,
         with_kwargs,
     )
+
+
+def _root_method(model: Any, method: Method) -> str:
+    if method == "__call__" and isinstance(model, AbstractWrapper):
+        return model.plan.root_method
+    return method if isinstance(method, str) else "__call__"
 
 
 def freeze_all(plan: Plan, hook_fn: Any, log_fn: Any) -> tuple[Any, Any]:

@@ -1,0 +1,165 @@
+"""Sites inside of functions with derivative rules of their own.
+
+`jax.custom_jvp` and `jax.custom_vjp` are rebuilt with the logs as further outputs. The
+rule is kept as it is: it says nothing of the logs, whose derivatives are zero. So
+forward logs come out; a cotangent can't, since the rule stands in the place of
+autodiff.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from . import _compat
+from ._collect import Collector, detached
+from ._lift import evaluate, Feed, Logs
+from ._primitives import lost
+from ._signature import of_jaxpr, Signature
+from ._site import Ask
+
+
+def signature(params: dict[str, Any]) -> Signature:
+    inside = of_jaxpr(params["call_jaxpr"])
+    if inside.asks:
+        lost(
+            inside.asks[0].site,
+            "it is inside a function with a derivative rule of its own (a `custom_jvp` "
+            "or `custom_vjp`), which stands in the place of autodiff there.",
+        )
+    return inside
+
+
+class _Sites:
+    """The sites inside of one such function, which is held as a jaxpr: JAX may run its
+    derivative rule long after the call, when the function itself can't be traced again.
+    """
+
+    def __init__(self, fun: Any, args: Sequence[Any], collector: Collector):
+        self.collector = collector
+        fun = _compat.fresh(fun)
+        jaxpr = jax.make_jaxpr(fun.call_wrapped)(*args)
+        self.jaxpr, self.consts = _compat.open_jaxpr(jaxpr)
+        self.signature = collector.part(signature({"call_jaxpr": jaxpr}))
+
+    def shared(self) -> dict[str, Any]:
+        # The rule gives no derivative with respect to a hook's arrays.
+        supply = self.collector.supply
+        return {
+            info.slot: [lax.stop_gradient(x) for x in supply(info)]
+            for info in self.signature.shared
+        }
+
+    def run(
+        self, consts: Sequence[Any], args: Sequence[Any], shared: Any
+    ) -> tuple[list[Any], Logs]:
+        feed = Feed([], shared, self.collector)
+        return evaluate(self.jaxpr, args, feed, consts)
+
+    def record(self, logs: Logs) -> None:
+        for spec, arrays in zip(self.signature.taps, logs, strict=True):
+            self.collector.records.append((spec.info, arrays))
+
+
+def custom_jvp(
+    fun: Any, jvp: Any, args: Sequence[Any], symbolic_zeros: bool, collector: Collector
+) -> list[Any] | None:
+    """Calls a `custom_jvp` function, its logs brought out. `None`: it has no sites."""
+    sites = _Sites(fun, args, collector)
+    if not sites.signature:
+        return None
+
+    @jax.custom_jvp
+    def call(consts: Any, args: Any, shared: Any) -> tuple[list[Any], Logs]:
+        return sites.run(consts, args, shared)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        consts, args, shared = primals
+        with _inside_rule(collector.depth):
+            outs = list(_compat.fresh(jvp).call_wrapped(*args, *tangents[1]))
+        outs, out_tangents = outs[: len(outs) // 2], outs[len(outs) // 2 :]
+        _, logs = sites.run(consts, args, shared)
+        return (outs, logs), (out_tangents, jax.tree.map(_no_tangent, logs))
+
+    call.defjvp(rule, symbolic_zeros=symbolic_zeros)
+    outs, logs = call(list(sites.consts), list(args), sites.shared())
+    sites.record(logs)
+    _compat.keep_one(fun, jvp)
+    return outs
+
+
+def custom_vjp(
+    fun: Any,
+    fwd: Any,
+    bwd: Any,
+    args: Sequence[Any],
+    out_trees: Callable[[], Any],
+    symbolic_zeros: bool,
+    collector: Collector,
+) -> list[Any] | None:
+    """Calls a `custom_vjp` function, its logs brought out. `None`: it has no sites."""
+    sites = _Sites(fun, args, collector)
+    if not sites.signature:
+        return None
+
+    staging = _compat.is_staging_trace(_compat.current_trace())
+
+    @jax.custom_vjp
+    def call(consts: Any, args: Any, shared: Any) -> tuple[list[Any], Logs]:
+        return sites.run(consts, args, shared)
+
+    def call_fwd(consts: Any, args: Any, shared: Any) -> Any:
+        if staging and any(c.perturbed for c in consts):
+            raise _compat.CustomVJPException()  # as JAX does, where it can know
+        consts, args_, shared = jax.tree.map(lambda x: x.value, (consts, args, shared))
+        # The flat rule wants to know of each argument whether it is perturbed.
+        flat = [x for a in args for x in (a.value, a.perturbed or not symbolic_zeros)]
+        with _inside_rule(collector.depth):
+            outs = list(_compat.fresh(fwd).call_wrapped(*flat))
+        # Residuals that are arguments aren't returned twice.
+        _, res_tree, forwarded = out_trees()
+        num_returned = res_tree.num_leaves - sum(f is not None for f in forwarded)
+        returned = iter(outs[:num_returned])
+        res = [next(returned) if f is None else args_[f] for f in forwarded]
+        _, logs = sites.run(consts, args_, shared)
+        return (outs[num_returned:], logs), res
+
+    def call_bwd(res: Any, cotangents: Any) -> Any:
+        outs, _ = cotangents
+        if not symbolic_zeros:
+            outs = [_instantiated(c) for c in outs]
+        with _inside_rule(collector.depth):
+            return None, _compat.call_bwd(bwd, res, outs), None
+
+    call.defvjp(call_fwd, call_bwd, symbolic_zeros=True)
+    outs, logs = call(list(sites.consts), list(args), sites.shared())
+    sites.record(logs)
+    _compat.keep_one(fun, fwd)
+    return outs
+
+
+def _inside_rule(depth: int) -> Any:
+    """Sites that run inside of a rule hand nothing out: the function itself does."""
+    return detached(_Dropping(depth))
+
+
+class _Dropping(Collector):
+    def supply(self, info: Ask) -> Sequence[Any]:
+        lost(info.site, "it is inside a derivative rule, and its hook holds arrays.")
+
+
+def _no_tangent(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _instantiated(cotangent: Any) -> Any:
+    if _compat.is_symbolic_zero(cotangent):
+        aval = cotangent.aval
+        make = np.zeros if aval.dtype == jax.dtypes.float0 else jnp.zeros
+        return make(aval.shape, aval.dtype)
+    return cotangent

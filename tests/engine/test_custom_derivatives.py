@@ -1,0 +1,208 @@
+"""Sites inside of functions with derivative rules of their own: the rule is kept, the
+forward log comes out, a cotangent is refused.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from twin_case import linear
+
+import peex as px
+
+
+def with_params(layer, w, b):
+    return eqx.tree_at(lambda layer: (layer.weight, layer.bias), layer, (w, b))
+
+
+class Custom(eqx.Module):
+    """The rules are wrong on purpose, so that it shows whether they are used."""
+
+    lin: eqx.nn.Linear
+    kind: str = eqx.field(static=True)
+
+    def __call__(self, x):
+        args = self.lin.weight, self.lin.bias, x
+        return getattr(self, self.kind)(*args)
+
+    def jvp(self, *args):
+        @jax.custom_jvp
+        def f(w, b, x):
+            return jnp.tanh(with_params(self.lin, w, b)(x))
+
+        @f.defjvp
+        def rule(primals, tangents):
+            w, b, x = primals
+            return jnp.tanh(w @ x + b), 3.0 * (w @ tangents[2])
+
+        return f(*args)
+
+    def jvp_symbolic(self, *args):
+        @jax.custom_jvp
+        def f(w, b, x):
+            return jnp.tanh(with_params(self.lin, w, b)(x))
+
+        def rule(primals, tangents):
+            w, b, x = primals
+            zero = jax.custom_derivatives.SymbolicZero
+            given = [t for t in tangents if not isinstance(t, zero)]
+            return jnp.tanh(w @ x + b), sum(jnp.sum(t) for t in given) * jnp.ones(3)
+
+        f.defjvp(rule, symbolic_zeros=True)
+        return f(*args)
+
+    def vjp(self, *args):
+        @jax.custom_vjp
+        def f(w, b, x):
+            return jnp.tanh(with_params(self.lin, w, b)(x))
+
+        def fwd(w, b, x):
+            return jnp.tanh(w @ x + b), (w, x)
+
+        def bwd(res, c):
+            w, x = res
+            return jnp.outer(c, x), None, 5.0 * (c @ w)
+
+        f.defvjp(fwd, bwd)
+        return f(*args)
+
+    def vjp_calls_the_module(self, *args):
+        @jax.custom_vjp
+        def f(w, b, x):
+            return jnp.tanh(with_params(self.lin, w, b)(x))
+
+        f.defvjp(lambda w, b, x: (f(w, b, x), x), lambda x, c: (jnp.outer(c, x), c, c))
+        return f(*args)
+
+    def filter_vjp(self, w, b, x):
+        @eqx.filter_custom_vjp
+        def f(lin_x):
+            lin, x = lin_x
+            return jnp.tanh(lin(x))
+
+        @f.def_fwd
+        def fwd(perturbed, lin_x):
+            lin, x = lin_x
+            return jnp.tanh(lin(x)), None
+
+        @f.def_bwd
+        def bwd(res, cotangent, perturbed, lin_x):
+            ones = jax.tree.map(jnp.ones_like, eqx.filter(lin_x[0], eqx.is_array))
+            return ones, 7.0 * cotangent
+
+        return f((self.lin, x))
+
+    def filter_jvp(self, w, b, x):
+        @eqx.filter_custom_jvp
+        def f(lin, x):
+            return jnp.tanh(lin(x))
+
+        @f.def_jvp
+        def rule(primals, tangents):
+            lin, x = primals
+            t = jnp.ones(3) if tangents[1] is None else tangents[1]
+            return jnp.tanh(lin(x)), 3.0 * t
+
+        return f(self.lin, x)
+
+
+KINDS = (
+    "jvp",
+    "jvp_symbolic",
+    "vjp",
+    "vjp_calls_the_module",
+    "filter_vjp",
+    "filter_jvp",
+)
+WHERE = {
+    "grad": lambda f: eqx.filter_value_and_grad(f, has_aux=True),
+    "jit of grad": lambda f: eqx.filter_jit(eqx.filter_value_and_grad(f, has_aux=True)),
+    "grad of jit": lambda f: eqx.filter_value_and_grad(eqx.filter_jit(f), has_aux=True),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rule_is_kept_and_the_log_comes_out(kind, where):
+    model, x = Custom(linear(3, 3, 0), kind), jnp.arange(3.0)
+
+    def plain_loss(model_x):
+        model, x = model_x
+        out = model(x)
+        return jnp.sum(jnp.sin(out)), None
+
+    def loss(hooked_x):
+        hooked, x = hooked_x
+        out, log = hooked(x)
+        return jnp.sum(jnp.sin(out)), log
+
+    (value, _), (model_grad, x_grad) = WHERE[where](plain_loss)((model, x))
+    hooked = px.ForwardHook(model)
+    (v, log), (hooked_grad, hooked_x_grad) = WHERE[where](loss)((hooked, x))
+    np.testing.assert_allclose(v, value, rtol=1e-6)
+    np.testing.assert_allclose(hooked_x_grad, x_grad, rtol=1e-6)
+    same = jax.tree.map(np.testing.assert_allclose, hooked_grad.model, model_grad)
+    assert same is not None
+    assert list(log) == ["lin"]
+    np.testing.assert_allclose(log["lin"], model.lin(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit", (False, True))
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap_and_scan(kind, jit):
+    model, xs = Custom(linear(3, 3, 0), kind), jr.normal(jr.key(0), (4, 3))
+    expected = jax.vmap(model.lin)(xs)
+    for method in (
+        lambda m, xs: jax.vmap(m)(xs),
+        lambda m, xs: jax.lax.map(m, xs),
+    ):
+        hooked = px.ForwardHook(model, method=method)
+        _, log = (eqx.filter_jit(hooked) if jit else hooked)(xs)
+        np.testing.assert_allclose(log["lin"], expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ("jvp", "vjp", "filter_vjp"))
+def test_hooks_act_inside(kind):
+    model, x = Custom(linear(3, 3, 0), kind), jnp.arange(3.0)
+    hooked = px.ForwardHook(model, px.ScaleHook(jnp.array(2.0)))
+    out, log = eqx.filter_jit(hooked)(x)
+    np.testing.assert_allclose(log["lin"], 2 * model.lin(x), rtol=1e-6)
+    np.testing.assert_allclose(out, jnp.tanh(2 * model.lin(x)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cotangent_is_refused(kind):
+    model, x = Custom(linear(3, 3, 0), kind), jnp.arange(3.0)
+    with pytest.raises(px.SiteLostError, match="'lin' ran, .*derivative rule of its"):
+        px.BackwardHook(model).init(x)
+
+
+def test_differentiating_a_closed_over_value_is_still_an_error():
+    def model(lin, x):
+        @jax.custom_vjp
+        def f(x):
+            return lin(x)
+
+        f.defvjp(lambda x: (lin(x), None), lambda _, c: (c,))
+        return jax.jit(f)(x)
+
+    lin, x = linear(3, 3, 0), jnp.arange(3.0)
+    plain = lambda m: jnp.sum(model(m, x))
+    with pytest.raises(Exception, match="closed-over value"):
+        eqx.filter_grad(plain)(lin)
+    hooked = px.ForwardHook(lin, method=model)
+    with pytest.raises(Exception, match="closed-over value"):
+        eqx.filter_grad(lambda h: jnp.sum(h(x)[0]))(hooked)
+
+
+def test_functions_without_sites_are_left_alone():
+    def model(lin, x):
+        return lin(jax.nn.relu(x))
+
+    lin, x = linear(3, 3, 0), jnp.arange(-1.0, 2.0)
+    hooked = px.ForwardHook(lin, method=model)
+    grad = jax.grad(lambda x: jnp.sum(hooked(x)[0]))(x)
+    np.testing.assert_array_equal(grad, jax.grad(lambda x: jnp.sum(model(lin, x)))(x))
+    assert "custom_jvp_call" in str(jax.make_jaxpr(hooked)(x))

@@ -1,0 +1,220 @@
+"""One canary for each private or version-dependent use of JAX and Equinox."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from peex import _compat
+
+
+def params_of(fn, name, *args):
+    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(*args))
+    (params,) = [e.params for e in jaxpr.eqns if e.primitive.name == name]
+    return params
+
+
+def test_current_trace():
+    outside = _compat.current_trace()
+    assert _compat.is_eval_trace(outside)
+    inside = []
+    jax.jit(lambda x: inside.append(_compat.current_trace()) or x)(1.0)
+    jax.vmap(lambda x: inside.append(_compat.current_trace()) or x)(jnp.ones(2))
+    assert not any(_compat.is_eval_trace(t) for t in inside)
+    assert _compat.current_trace() is outside
+
+
+def test_trace_processes_primitives():
+    seen = []
+
+    class Spy(_compat.Trace):
+        def __init__(self, parent):
+            super().__init__()
+            self.parent = parent
+            self.requires_low = parent.requires_low
+
+        def stage_value(self, val):
+            return self.parent.stage_value(val)
+
+        def process_primitive(self, primitive, tracers, params, /):
+            seen.append(primitive.name)
+            return self.parent.process_primitive(primitive, tracers, params)
+
+    with _compat.set_current_trace(Spy(_compat.current_trace())):
+        x = lax.add(jnp.ones(2), jnp.ones(2))
+    assert "add" in seen
+    assert x.tolist() == [2.0, 2.0]
+
+
+def test_custom_derivatives_come_with_their_functions():
+    seen = {}
+
+    class Spy(_compat.Trace):
+        def __init__(self, parent):
+            super().__init__()
+            self.parent = parent
+            self.requires_low = parent.requires_low
+
+        def stage_value(self, val):
+            return self.parent.stage_value(val)
+
+        def process_primitive(self, primitive, tracers, params, /):
+            return self.parent.process_primitive(primitive, tracers, params)
+
+        def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+            seen["jvp"] = sorted(params)
+            wrapped = _compat.wrap_fun(fun, lambda f, *args: f(*args))
+            return self.parent.process_custom_jvp_call(
+                primitive, wrapped, jvp, tracers, **params
+            )
+
+        def process_custom_vjp_call(self, primitive, f, fwd, bwd, tracers, /, **params):
+            seen["vjp"] = sorted(params)
+            return self.parent.process_custom_vjp_call(
+                primitive, f, fwd, bwd, tracers, **params
+            )
+
+    @jax.custom_jvp
+    def f(x):
+        return 2 * x
+
+    f.defjvp(lambda p, t: (f(*p), 2 * t[0]))
+
+    @jax.custom_vjp
+    def g(x):
+        return 3 * x
+
+    g.defvjp(lambda x: (g(x), None), lambda _, c: (3 * c,))
+    with _compat.set_current_trace(Spy(_compat.current_trace())):
+        assert float(f(jnp.array(1.0))) == 2.0
+        assert float(g(jnp.array(1.0))) == 3.0
+    assert seen == {"jvp": ["symbolic_zeros"], "vjp": ["out_trees", "symbolic_zeros"]}
+
+
+def test_zero_tangent():
+    zero = _compat.zero_tangent(jnp.ones(3))
+    assert zero.aval.shape == (3,)
+    assert _compat.zero_tangent(jnp.ones(3, int)).aval.dtype == jax.dtypes.float0
+
+
+def test_batchers_of_control_flow():
+    assert lax.cond_p in _compat.batchers
+    assert lax.while_p in _compat.batchers
+
+
+def test_batch_as_is():
+    probe = _compat.Primitive("peex_canary")
+    probe.multiple_results = True
+    probe.def_abstract_eval(lambda *avals: list(avals))
+    probe.def_impl(lambda *args: list(args))
+    found = []
+
+    def rule(axis, args, dims):
+        run = lambda x, y: [x + 1, y]
+        outs, out_dims = _compat.batch_as_is(run, axis, dims, args)
+        found.append((axis.size, axis.name, out_dims))
+        return outs, out_dims
+
+    _compat.batchers[probe] = rule
+    try:
+        fn = lambda x, y: tuple(probe.bind(x, y))
+        x, y = jax.vmap(fn, in_axes=(1, None), out_axes=(0, None), axis_name="i")(
+            jnp.zeros((2, 3)), jnp.ones(())
+        )
+    finally:
+        del _compat.batchers[probe]
+    ((size, name, (dim, other)),) = found
+    assert (size, name, other) == (3, "i", None)
+    assert dim in (0, 1)
+    assert x.shape == (3, 2)
+    assert float(y) == 1.0
+
+
+def test_sub_jaxprs():
+    find = lambda fn, name: list(_compat.sub_jaxprs(params_of(fn, name, jnp.ones(2))))
+    assert len(find(lambda x: jax.jit(jnp.sin)(x), "jit")) == 1
+    assert len(find(jax.checkpoint(jnp.sin), "remat2")) == 1
+    assert len(find(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), "cond")) == 2
+    loop = lambda x: lax.while_loop(lambda x: x[0] < 9, lambda x: x + 1, x)
+    assert len(find(loop, "while")) == 2
+
+
+def test_jaxprs_can_be_referred_to_weakly():
+    import weakref
+
+    jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(jnp.sin)(1.0))
+    assert _compat.is_jaxpr(jaxpr)
+    assert list(consts) == []
+    assert weakref.WeakKeyDictionary({jaxpr: 1})[jaxpr] == 1
+
+
+def test_scan_layout():
+    w = jnp.ones(2)
+
+    def fn(x):
+        return lax.scan(lambda c, y: ((c[0] + y, c[1] * w), y), (x[0], x), x)
+
+    params = params_of(fn, "scan", jnp.ones(2))
+    num_consts, num_carry = _compat.scan_layout(params)
+    assert num_carry == 2
+    assert num_consts in (0, 1)  # the constant may be in the jaxpr
+    assert {"jaxpr", "length", "reverse", "unroll"} <= set(params)
+
+    def fn(x, w):
+        return lax.scan(lambda c, y: (c * w + y, y), x, jnp.ones(3))
+
+    assert _compat.scan_layout(params_of(fn, "scan", 1.0, 2.0)) == (1, 1)
+
+
+def test_while_params():
+    fn = lambda x: lax.while_loop(lambda x: x < 9, lambda x: x + 1, x)
+    assert {"cond_nconsts", "body_nconsts", "cond_jaxpr", "body_jaxpr"} <= set(
+        params_of(fn, "while", 1.0)
+    )
+
+
+def test_checkpoint_params():
+    params = params_of(jax.checkpoint(jnp.sin), "remat2", 1.0)
+    assert params["differentiated"] is False
+    assert {"prevent_cse", "policy", "jaxpr"} <= set(params)
+    grad = jax.grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))))
+    again = params_of(grad, "remat2", 1.0)
+    assert again["differentiated"] is True
+
+
+def test_jit_options():
+    params = params_of(jax.jit(jnp.sin), "jit", 1.0)
+    assert _compat.jit_options(params) == {"keep_unused": False}
+    assert _compat.jit_shardings(params) == ((None,), (None,))
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    fn = jax.jit(jnp.sin, in_shardings=device, donate_argnums=0, keep_unused=True)
+    params = params_of(fn, "jit", 1.0)
+    assert _compat.jit_options(params) == {"keep_unused": True, "donate_argnums": (0,)}
+    assert _compat.jit_shardings(params)[0] == (device,)
+
+
+def test_wrappers_of_equinox():
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    other = eqx.nn.Linear(2, 2, key=jax.random.key(1))
+    x = jnp.ones(2)
+    for wrap, arg in (
+        (eqx.filter_jit, x),
+        (eqx.filter_vmap, x[None]),
+        (eqx.filter_checkpoint, x),
+        (lambda m: eqx.filter_jit(eqx.filter_checkpoint(m)), x),
+    ):
+        wrapped, rewrap = _compat.stood_for(wrap(linear))
+        again = rewrap(jax.tree.map(lambda x: x, other))
+        assert type(again) is type(wrap(linear))
+        assert jnp.allclose(again(arg), other(x))
+        while _compat.stood_for(wrapped) is not None:
+            wrapped, _ = _compat.stood_for(wrapped)
+        assert eqx.tree_equal(wrapped, linear)
+    loss = lambda m: jnp.sum(m(x))
+    assert _compat.stood_for(eqx.filter_grad(loss))[0] is loss
+    assert _compat.stood_for(linear) is None
+    assert _compat.stood_for(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))) is None
+
+
+def test_random_keys_are_a_dtype():
+    assert jnp.issubdtype(jax.random.key(0).dtype, jax.dtypes.prng_key)
