@@ -1,0 +1,65 @@
+"""Every block of code in the README, the docs and the docstrings runs, and prints what
+it says.
+"""
+
+import contextlib
+import io
+import pathlib
+import re
+import textwrap
+
+import peex as px
+import pytest
+
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^print\(.*\)  # (.*)$", re.MULTILINE)
+
+
+def run(blocks, expected):
+    """Runs blocks one after the other; `print(...)  # this` must print this."""
+    out, namespace = io.StringIO(), {"__name__": "__main__"}
+    with contextlib.redirect_stdout(out):
+        for block in blocks:
+            exec(compile(block, "<block>", "exec"), namespace)
+    printed = out.getvalue().splitlines()
+    assert len(printed) == len(expected)
+    for got, comment in zip(printed, expected, strict=True):
+        if comment.startswith(("[", "(")):
+            numbers = lambda s: [float(x) for x in re.findall(r"-?\d+\.?\d*", s)]
+            wanted = comment.partition(": ")[0]
+            assert numbers(got) == pytest.approx(numbers(wanted), rel=1e-6)
+        else:
+            assert got == comment
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_page(page):
+    blocks = BLOCK.findall(page.read_text())
+    run(blocks, PRINTED.findall("\n".join(blocks)))
+
+
+def documented():
+    for name in px.__all__ if hasattr(px, "__all__") else dir(px):
+        thing = getattr(px, name)
+        if getattr(thing, "__module__", "").startswith("peex"):
+            yield name, thing
+
+
+DOCSTRINGS = [(n, t) for n, t in documented() if "```python" in (t.__doc__ or "")]
+
+
+@pytest.mark.parametrize("thing", [t for _, t in DOCSTRINGS], ids=lambda t: t.__name__)
+def test_docstring(thing):
+    # The blocks of an admonition are indented.
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", thing.__doc__, re.M | re.S)
+    assert blocks
+    for block in blocks:
+        run([textwrap.dedent(block)], [])
+
+
+def test_everything_public_is_documented():
+    missing = [name for name, thing in documented() if not thing.__doc__]
+    assert not missing
