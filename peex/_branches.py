@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import _compat
 from ._lift import evaluate, Feed, Logs, Params, Rule, zeros
 from ._signature import join, of_jaxpr, Signature, TapSpec
 from ._site import Ask, Axes
@@ -72,8 +72,8 @@ def counted(spec: TapSpec) -> TapSpec:
     return TapSpec(info, (*spec.shapes, _count_shape(info.axes)))
 
 
-def _count_shape(axes: Axes) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(axes.shape, jnp.dtype("int32"))
+def _count_shape(axes: Axes) -> Any:
+    return _compat.ShapedArray(axes.shape, jnp.dtype("int32"))
 
 
 def _signature(params: Params) -> Signature:
@@ -84,7 +84,9 @@ def _signature(params: Params) -> Signature:
 
 def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Logs]:
     index, *operands = args
-    union = _union([feed.whose.part(of_jaxpr(b)) for b in params["branches"]])
+    signatures = [feed.whose.part(of_jaxpr(b)) for b in params["branches"]]
+    union = _union(signatures)
+    varying = _compat.varying(s for b in signatures for t in b.taps for s in t.shapes)
 
     def branch(jaxpr: Any, tap_places: Any, ask_places: Any) -> Any:
         def run(operands: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
@@ -94,7 +96,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
             for place, arrays in zip(tap_places, found, strict=True):
                 missing = logs[place][len(arrays) :]
                 logs[place] = [*arrays, *(jnp.ones_like(count) for count in missing)]
-            return outs, logs
+            return outs, _compat.as_varying(logs, varying)
 
         return run
 

@@ -8,12 +8,12 @@ concrete values, and a program without sites stays exactly what it was.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _compat
 from ._cotangent import attach
-from ._primitives import ask_p, lost, mark_p, tap_p
+from ._primitives import ask_p, mark_p, tap_p
 from ._signature import EMPTY, of_primitive, Signature
 from ._site import Ask, Site, Tap
 
@@ -125,36 +125,14 @@ class CollectTrace(_compat.Trace):
             primitive, _compat.fresh(fun), fwd, bwd, tracers, **params
         )
 
-    def process_shard_map(self, primitive, f, tracers, /, **params):
-        f = self._guard(f, "shard_map")
-        return self.parent.process_shard_map(primitive, f, tracers, **params)
+    def process_shard_map(self, primitive, fun, args, /, **params):
+        from ._shard import shard_map
 
-    def _guard(self, fun: Any, what: str) -> Any:
-        """`fun`, which raises instead of losing a site that runs inside."""
-        depth = self.collector.depth
-
-        def guarded(f: Callable, *args: Any) -> Any:
-            with collecting(_Refusing(depth, what)):
-                return f(*args)
-
-        return _compat.wrap_fun(fun, guarded)
-
-
-class _Refusing(Collector):
-    """Takes nothing: raises at the first site."""
-
-    def __init__(self, depth: int, what: str):
-        super().__init__(depth)
-        self.what = what
-
-    def mine(self, site: Site) -> bool:
-        if super().mine(site):
-            lost(
-                site,
-                f"it is inside the function of a `{self.what}`, out of which peex "
-                "doesn't bring logs yet.",
-            )
-        return False
+        with _compat.set_current_trace(self.parent):
+            outs = shard_map(primitive, fun, args, params, self.collector)
+        if outs is not None:
+            return outs
+        return self.parent.process_shard_map(primitive, fun, args, **params)
 
 
 @contextlib.contextmanager

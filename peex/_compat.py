@@ -8,7 +8,7 @@ Checked against JAX 0.10.2 and 0.12.0.1, Equinox 0.13.8.
 """
 
 import functools as ft
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -87,18 +87,6 @@ def _debug_info(name: str) -> jex_core.DebugInfo:
     return jex_core.DebugInfo("peex", name, None, None)
 
 
-@lu.transformation2
-def _wrap(fn: Callable, wrapper: Callable, *args: Any) -> Any:
-    return wrapper(fn, *args)
-
-
-def wrap_fun(fun: lu.WrappedFun, wrapper: Callable) -> lu.WrappedFun:
-    """`fun` with `wrapper(fun, *args)` around it. The stores of `fun`, in which JAX
-    looks for output trees after the call, are kept.
-    """
-    return _wrap(fun, wrapper)
-
-
 def fresh(fun: lu.WrappedFun) -> lu.WrappedFun:
     """`fun`, ready to be called once more: its stores emptied."""
     for store in fun.stores:
@@ -130,6 +118,24 @@ def call_bwd(bwd: lu.WrappedFun, res: Sequence[Any], cotangents: Any) -> list[An
     if isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], list):
         out, _ = out
     return [None if isinstance(x, ad.Zero) or is_symbolic_zero(x) else x for x in out]
+
+
+def varying(avals: Iterable[Any]) -> frozenset[str]:
+    """The mesh axes that any of these vary over, inside of a `shard_map` that checks
+    that (`check_vma`).
+    """
+    types = (getattr(a, "manual_axis_type", None) for a in avals)
+    return frozenset().union(*(t.varying for t in types if t is not None))
+
+
+def as_varying(tree: Any, axes: frozenset[str]) -> Any:
+    """Arrays declared to vary over at least these mesh axes."""
+
+    def one(x: Any) -> Any:
+        missing = axes - varying([jax.typeof(x)])
+        return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+    return jax.tree.map(one, tree) if axes else tree
 
 
 def is_symbolic_zero(x: object) -> bool:

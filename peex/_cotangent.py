@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from . import _compat
 from ._act import act
 from ._log import encode
 from ._site import Ask, Mark
@@ -27,22 +28,25 @@ def attach(
     shared = (list(supply(ask)) for ask in info.shared)
     hook_arrays = [] if info.site.hook is None else next(shared)
     log_arrays = [] if info.site.log is None else next(shared)
-    outs: Any = _identity(info, list(values), list(buffers), hook_arrays, log_arrays)
+    varying = _compat.varying(jax.typeof(x) for x in buffers)
+    outs: Any = _identity(
+        info, varying, list(values), list(buffers), hook_arrays, log_arrays
+    )
     return list(outs)
 
 
-@ft.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _identity(info, values, buffers, hook_arrays, log_arrays):
-    del info, buffers, hook_arrays, log_arrays
+@ft.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _identity(info, varying, values, buffers, hook_arrays, log_arrays):
+    del info, varying, buffers, hook_arrays, log_arrays
     return values
 
 
-def _identity_fwd(info, values, buffers, hook_arrays, log_arrays):
-    del info, buffers
+def _identity_fwd(info, varying, values, buffers, hook_arrays, log_arrays):
+    del info, varying, buffers
     return values, (hook_arrays, log_arrays)
 
 
-def _identity_bwd(info, residuals, cotangents):
+def _identity_bwd(info, varying, residuals, cotangents):
     hook_arrays, log_arrays = residuals
 
     def one(cotangents):
@@ -54,7 +58,8 @@ def _identity_bwd(info, residuals, cotangents):
     # Hook and log see one example, as the site does in the forward pass.
     for size, name in zip(reversed(info.batch), reversed(info.names), strict=True):
         one = jax.vmap(one, axis_size=size, axis_name=name)
-    return (*one(cotangents), None, None)
+    cotangents, logs = one(cotangents)
+    return cotangents, _compat.as_varying(logs, varying), None, None
 
 
 _identity.defvjp(_identity_fwd, _identity_bwd)

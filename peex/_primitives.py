@@ -99,7 +99,7 @@ def _tap_batch(
     values, logs = args[:num_values], args[num_values:]
     if any(d is not None for d in dims):
         # Steps stay in front of batches, however vmap and scan nest.
-        where = len(info.axes.steps)
+        where = info.axes.batch_place
         logs = [
             _to_axis(x, d, where, axis.size)
             for x, d in zip(logs, dims[num_values:], strict=True)
@@ -126,7 +126,7 @@ def _ask_batch(
 ) -> tuple[list[Any], list[int | None]]:
     if info.shared or all(d is None for d in dims):
         return ask(args, info), [None] * len(info.shapes)
-    where = len(info.axes.steps)
+    where = info.axes.batch_place
     shapes = tuple(
         jax.ShapeDtypeStruct((*s.shape[:where], axis.size, *s.shape[where:]), s.dtype)
         for s in info.shapes

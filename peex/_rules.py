@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _branches, _compat, _custom
+from . import _branches, _compat, _custom, _shard
 from ._branches import counted
 from ._collect import Collector
 from ._lift import evaluate, Feed, lift, Logs, Params, Rule, zeros
 from ._primitives import lost
 from ._signature import join, of_jaxpr, of_primitive, Signature, TapSpec
-from ._site import Ask, Site
+from ._site import Ask, Axes, Site, Tap
 
 
 Outcome = tuple[list[Any], Logs]
@@ -81,16 +81,20 @@ def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
 def _scan_signature(params: Params) -> Signature:
     inside, length = _body_signature(params), params["length"]
 
-    def stacked(shapes: tuple[Any, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct((length, *s.shape), s.dtype) for s in shapes)
+    def stacked(shape: Any, axes: Axes) -> tuple[int, ...]:
+        place = axes.step_place
+        return (*shape.shape[:place], length, *shape.shape[place:])
 
     def tap(spec: TapSpec) -> TapSpec:
-        info = dataclasses.replace(spec.info, axes=spec.info.axes.with_step(length))
-        return TapSpec(info, stacked(spec.shapes))
+        axes = spec.info.axes
+        shapes = tuple(s.update(shape=stacked(s, axes)) for s in spec.shapes)
+        info = dataclasses.replace(spec.info, axes=axes.with_step(length))
+        return TapSpec(info, shapes)
 
     def ask(info: Ask) -> Ask:
+        shapes = tuple(s.update(shape=stacked(s, info.axes)) for s in info.shapes)
         axes = info.axes.with_step(length)
-        return dataclasses.replace(info, shapes=stacked(info.shapes), axes=axes)
+        return dataclasses.replace(info, shapes=shapes, axes=axes)
 
     return dataclasses.replace(
         inside,
@@ -103,6 +107,7 @@ def _run_scan(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
     num_consts, num_carry = _compat.scan_layout(params)
     consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
     xs = args[num_consts + num_carry :]
+    inside = feed.whose.part(_body_signature(params))
 
     def body(carry: Any, x: Any) -> Any:
         x, slots = x
@@ -114,12 +119,25 @@ def _run_scan(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
     carry, (ys, logs) = lax.scan(
         body,
         list(init),
-        (list(xs), feed.slots),
+        (list(xs), _move_steps(feed.slots, inside.asks, out=False)),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*carry, *ys], logs
+    infos = [spec.info for spec in inside.taps]
+    return [*carry, *ys], _move_steps(logs, infos, out=True)
+
+
+def _move_steps(
+    arrays: list[list[Any]], infos: Sequence[Tap | Ask], out: bool
+) -> list[list[Any]]:
+    """`scan` has its steps in front; a log has them behind its device axes."""
+    moved = []
+    for xs, info in zip(arrays, infos, strict=True):
+        place = info.axes.step_place
+        ends = (0, place) if out else (place, 0)
+        moved.append([jnp.moveaxis(x, *ends) for x in xs] if place else xs)
+    return moved
 
 
 #
@@ -159,9 +177,11 @@ def _run_while(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
         carry, logs, steps = state
         outs, found = evaluate(params["body_jaxpr"], [*body_consts, *carry], feed)
         logs = [_latest(*x) for x in zip(body_taps, logs, found, strict=True)]
-        return outs, logs, steps + 1
+        return outs, _compat.as_varying(logs, varying), steps + 1
 
+    varying = _compat.varying(s for spec in body_taps for s in spec.shapes)
     logs = [[zeros(s) for s in counted(spec).shapes] for spec in body_taps]
+    logs = _compat.as_varying(logs, varying)
     state = list(init), logs, jnp.zeros((), jnp.int32)
     carry, logs, steps = lax.while_loop(cond, body, state)
     if cond_taps:
@@ -201,6 +221,7 @@ rules: dict[str, Rule] = {
     # Run by the collector itself: these come to it as functions.
     "custom_jvp_call": Rule(_custom.signature, _not_here),
     "custom_vjp_call": Rule(_custom.signature, _not_here),
+    "shard_map": Rule(_shard.signature, _not_here),
 }
 
 

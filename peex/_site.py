@@ -94,22 +94,36 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The leading axes that a log leaf has gained: steps first, then batches, each
-    outermost first. `shape` is what comes before the value's own axes.
+    """The leading axes that a log leaf has gained: devices first, then steps, then
+    batches, each outermost first. `shape` is all that comes before the value's own.
     """
 
+    devices: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
     batch: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.steps + self.batch
+        return self.devices + self.steps + self.batch
+
+    def with_device(self, size: int) -> "Axes":
+        return dataclasses.replace(self, devices=(size, *self.devices))
 
     def with_step(self, size: int) -> "Axes":
-        return Axes((size, *self.steps), self.batch)
+        return dataclasses.replace(self, steps=(size, *self.steps))
 
     def with_batch(self, size: int) -> "Axes":
-        return Axes(self.steps, (size, *self.batch))
+        return dataclasses.replace(self, batch=(size, *self.batch))
+
+    # Where a further axis of a kind goes.
+
+    @property
+    def step_place(self) -> int:
+        return len(self.devices)
+
+    @property
+    def batch_place(self) -> int:
+        return len(self.devices) + len(self.steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,9 +63,9 @@ def test_custom_derivatives_come_with_their_functions():
 
         def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
             seen["jvp"] = sorted(params)
-            wrapped = _compat.wrap_fun(fun, lambda f, *args: f(*args))
+            _compat.fresh(fun).call_wrapped(*tracers)
             return self.parent.process_custom_jvp_call(
-                primitive, wrapped, jvp, tracers, **params
+                primitive, _compat.fresh(fun), jvp, tracers, **params
             )
 
         def process_custom_vjp_call(self, primitive, f, fwd, bwd, tracers, /, **params):
