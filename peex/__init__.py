@@ -21,6 +21,7 @@ from ._hooks import (
     ScaleHook as ScaleHook,
     ZeroHook as ZeroHook,
 )
+from ._indexed import AtStep as AtStep, PatchHook as PatchHook
 from ._log import Log as Log
 from ._logs import (
     AbstractLog as AbstractLog,

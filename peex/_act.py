@@ -20,17 +20,24 @@ def is_array(x: object) -> bool:
 
 
 def act(
-    site: Site, structure: Any, arrays: Arrays, hook_arrays: Arrays, log_arrays: Arrays
+    site: Site,
+    structure: Any,
+    arrays: Arrays,
+    hook_arrays: Arrays,
+    log_arrays: Arrays,
+    data: Arrays = (),
 ) -> tuple[list[Any], list[Any], Any]:
     """What the hook makes of a value (its arrays, and the structure they are in), and
-    the leaves and structure of what the log makes of that.
+    the leaves and structure of what the log makes of that. `data` is for an indexed
+    hook.
 
     **Raises:** `HookShapeError`, `LogValueError`.
     """
     arrays = list(arrays)
     value = jtu.tree_unflatten(structure, arrays)
     if site.hook is not None:
-        value = site.hook.thaw(hook_arrays)(value)
+        hook = site.hook.thaw(hook_arrays)
+        value = hook(value, data) if site.indexed else hook(value)
         arrays = _check(site, arrays, structure, value)
     if site.log is None:
         return arrays, [], None

@@ -6,58 +6,42 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 
-from ._collect import Collector, next_depth
 from ._errors import LogShapeError, NotInitialisedError
 from ._hooks import IdentityHook
 from ._lift import zeros
 from ._log import buffers_of, Log, Numbering, pack
 from ._logs import IdentityLog
-from ._primitives import lost
 from ._site import Ask
 from ._walk import AbstractWrapper
-from ._wrap import check_fired, freeze_all, Method, Plan, plan, run
+from ._wrap import HookCollector, Method, only_call, Plan, plan, run
 
 
-class _Backward(Collector):
-    """Answers with the buffers of the log and the arrays of the hooks. Without a log,
-    makes zeros of the shapes that are asked for, and notes them in `made`.
+class _Backward(HookCollector):
+    """Answers with the buffers of the log too. Without a log, makes zeros of the shapes
+    that are asked for; `made` is the log that this call has asked for.
     """
 
-    def __init__(self, depth: int, arrays: dict[str, list[Any]], log: Log | None):
-        super().__init__(depth)
-        self.arrays = arrays
+    def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
+        super().__init__(hook_fn, log_fn)
         self.log = log
         self.made: dict[str, Any] = {}
-        self.number = Numbering()
-        self.fired: set[str] = set()
+        self._number_log = Numbering()
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        if info.shared:
-            return self.arrays[info.slot]
-        self.fired.add(info.site.key)
+        if info.slot != "log":
+            return super().supply(info)
+        self.heard.add(info.site.key)
         if info.site.log is None:
             return []
         if info.again:
-            return self._again(info)
-        key = self.number(info.site.key)
+            return buffers_of(self.made[only_call(info, self.made)])
+        key = self._number_log(info.site.key)
         if self.log is None:
             buffers = [zeros(s) for s in info.shapes]
         else:
             buffers = self._buffers(key, info)
         self.made[key] = pack(info.treedef, info.dtypes, buffers)
         return buffers
-
-    def _again(self, info: Ask) -> list[Any]:
-        """The buffers of the call that is recomputed here."""
-        key = info.site.key
-        if f"{key}#1" in self.made:
-            lost(
-                info.site,
-                "it is called more than once, and recomputed in a derivative inside "
-                "the model (`jax.grad` of a `jax.checkpoint`): it can't be told which "
-                "call is which.",
-            )
-        return buffers_of(self.made[key])
 
     def _buffers(self, key: str, info: Ask) -> list[Any]:
         assert self.log is not None
@@ -204,8 +188,5 @@ class BackwardHook(AbstractWrapper):
         return out
 
     def _run(self, log: Log | None, args: Any, kwargs: Any) -> tuple[Any, _Backward]:
-        frozen, arrays = freeze_all(self.plan, self.hook_fn, self.log_fn)
-        collector = _Backward(next_depth(), arrays, log)
-        out = run(self.plan, self.model, frozen, collector, True, args, kwargs)
-        check_fired(self.plan, collector.fired)
-        return out, collector
+        make = lambda: _Backward(self.hook_fn, self.log_fn, log)
+        return run(self.plan, self.model, make, True, args, kwargs)

@@ -73,7 +73,7 @@ def counted(spec: TapSpec) -> TapSpec:
 
 
 def _count_shape(axes: Axes) -> Any:
-    return _compat.ShapedArray(axes.shape, jnp.dtype("int32"))
+    return _compat.ShapedArray(axes.count_shape, jnp.dtype("int32"))
 
 
 def _signature(params: Params) -> Signature:

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import _compat
 from ._cotangent import attach
-from ._primitives import ask_p, mark_p, tap_p
+from ._primitives import ask_p, lost, mark_p, tap_p
 from ._signature import EMPTY, of_primitive, Signature
 from ._site import Ask, Site, Tap
 
@@ -21,7 +21,9 @@ from ._site import Ask, Site, Tap
 class Collector:
     """Takes what the sites of one wrapper hand out, and gives what they ask for.
 
-    `records` are the taps, in execution order.
+    - `records`: the taps, in execution order.
+    - `spoke`: the sites that ran where only JAX can bring on what they say, by key.
+    - `heard`: the keys of the sites of which something arrived.
     """
 
     # Whether marks get their derivative rule here.
@@ -30,7 +32,26 @@ class Collector:
     def __init__(self, depth: int):
         self.depth = depth
         self.records: list[tuple[Tap, list[Any]]] = []
+        self.spoke: dict[str, Site] = {}
+        self.heard: set[str] = set()
         self.trace: _compat.Trace | None = None
+
+    def record(self, info: Tap, arrays: list[Any]) -> None:
+        self.heard.add(info.site.key)
+        self.records.append((info, arrays))
+
+    def check_heard(self) -> None:
+        """Whatever ran must have arrived. A function that a library runs on its own,
+        or in which JAX drops what isn't used, would lose it in silence.
+        """
+        for key, site in self.spoke.items():
+            if key not in self.heard:
+                lost(
+                    site,
+                    "it ran in a function whose result isn't part of this program, as "
+                    "in `equinox.internal.noinline`, under `jax.eval_shape`, or in a "
+                    "derivative that drops it.",
+                )
 
     def mine(self, site: Site) -> bool:
         return site.depth == self.depth
@@ -68,7 +89,7 @@ class CollectTrace(_compat.Trace):
             if collector.mine(params["info"].site):
                 num_values = params["num_values"]
                 logs = list(tracers[num_values:])
-                collector.records.append((params["info"], logs))
+                collector.record(params["info"], logs)
                 return list(tracers[:num_values])
         elif primitive is ask_p:
             if collector.asked(params["info"]):
@@ -77,9 +98,9 @@ class CollectTrace(_compat.Trace):
         elif primitive is mark_p:
             info, num_values = params["info"], params["num_values"]
             if collector.mine(info.site) and collector.attaches:
-                values, buffers = tracers[:num_values], tracers[num_values:]
+                values, others = tracers[:num_values], tracers[num_values:]
                 with _compat.set_current_trace(self.parent):
-                    return attach(values, buffers, info, collector.supply)
+                    return attach(values, others, info, collector.supply)
         else:
             signature = of_primitive(primitive, params)
             if signature is not EMPTY and collector.part(signature):

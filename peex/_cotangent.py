@@ -20,7 +20,7 @@ from ._site import Ask, Mark
 
 def attach(
     values: Sequence[Any],
-    buffers: Sequence[Any],
+    others: Sequence[Any],
     info: Mark,
     supply: Callable[[Ask], Sequence[Any]],
 ) -> list[Any]:
@@ -28,38 +28,38 @@ def attach(
     shared = (list(supply(ask)) for ask in info.shared)
     hook_arrays = [] if info.site.hook is None else next(shared)
     log_arrays = [] if info.site.log is None else next(shared)
+    buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
     varying = _compat.varying(jax.typeof(x) for x in buffers)
-    outs: Any = _identity(
-        info, varying, list(values), list(buffers), hook_arrays, log_arrays
-    )
+    given = hook_arrays, log_arrays, data
+    outs: Any = _identity(info, varying, list(values), buffers, given)
     return list(outs)
 
 
 @ft.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _identity(info, varying, values, buffers, hook_arrays, log_arrays):
-    del info, varying, buffers, hook_arrays, log_arrays
+def _identity(info, varying, values, buffers, given):
+    del info, varying, buffers, given
     return values
 
 
-def _identity_fwd(info, varying, values, buffers, hook_arrays, log_arrays):
+def _identity_fwd(info, varying, values, buffers, given):
     del info, varying, buffers
-    return values, (hook_arrays, log_arrays)
+    return values, given
 
 
-def _identity_bwd(info, varying, residuals, cotangents):
-    hook_arrays, log_arrays = residuals
+def _identity_bwd(info, varying, given, cotangents):
+    hook_arrays, log_arrays, data = given
 
-    def one(cotangents):
+    def one(cotangents, data):
         cotangents, logs, _ = act(
-            info.site, info.structure, cotangents, hook_arrays, log_arrays
+            info.site, info.structure, cotangents, hook_arrays, log_arrays, data
         )
         return cotangents, encode(logs)
 
     # Hook and log see one example, as the site does in the forward pass.
     for size, name in zip(reversed(info.batch), reversed(info.names), strict=True):
         one = jax.vmap(one, axis_size=size, axis_name=name)
-    cotangents, logs = one(cotangents)
-    return cotangents, _compat.as_varying(logs, varying), None, None
+    cotangents, logs = one(cotangents, data)
+    return cotangents, _compat.as_varying(logs, varying), None
 
 
 _identity.defvjp(_identity_fwd, _identity_bwd)

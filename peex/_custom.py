@@ -1,4 +1,4 @@
-"""Sites inside of functions with derivative rules of their own.
+"""Sites inside of functions with rules of their own, for derivatives or batching.
 
 `jax.custom_jvp` and `jax.custom_vjp` are rebuilt with the logs as further outputs. The
 rule is kept as it is: it says nothing of the logs, whose derivatives are zero. So
@@ -16,7 +16,7 @@ from jax import lax
 
 from . import _compat
 from ._collect import Collector, detached
-from ._lift import evaluate, Feed, Logs
+from ._lift import evaluate, Feed, Logs, Rule
 from ._primitives import lost
 from ._signature import of_jaxpr, Signature
 from ._site import Ask
@@ -61,7 +61,7 @@ class _Sites:
 
     def record(self, logs: Logs) -> None:
         for spec, arrays in zip(self.signature.taps, logs, strict=True):
-            self.collector.records.append((spec.info, arrays))
+            self.collector.record(spec.info, arrays)
 
 
 def custom_jvp(
@@ -163,3 +163,44 @@ def _instantiated(cotangent: Any) -> Any:
         make = np.zeros if aval.dtype == jax.dtypes.float0 else jnp.zeros
         return make(aval.shape, aval.dtype)
     return cotangent
+
+
+def _vmap_signature(params: dict[str, Any]) -> Signature:
+    return of_jaxpr(params["call"])
+
+
+def _run_custom_vmap(
+    params: dict[str, Any], args: Sequence[Any], feed: Feed
+) -> tuple[list[Any], Logs]:
+    """`jax.custom_batching.custom_vmap`: the rule makes the outputs, and the logs are
+    those of the function for each example.
+    """
+
+    def run(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
+        return evaluate(params["call"], args, Feed(slots, shared, feed.whose))
+
+    call = jax.custom_batching.custom_vmap(run)
+
+    @call.def_vmap
+    def rule(axis_size: int, batched: Any, args: Any, slots: Any, shared: Any) -> Any:
+        if slots:
+            site = feed.whose.part(_vmap_signature(params)).asks[0].site
+            lost(site, "it is inside a `custom_vmap`, whose rule stands in its place.")
+        unflatten = params["in_tree"].unflatten
+        with _inside_rule(feed.whose.depth):
+            outs, outs_batched = params["rule"](
+                axis_size, list(unflatten(batched[0])), *unflatten(args)
+            )
+        axes = jax.tree.map(lambda b: 0 if b else None, batched)
+        logs_of = lambda *args: run(*args)[1]
+        logs = jax.vmap(logs_of, in_axes=tuple(axes), axis_size=axis_size)(
+            args, slots, shared
+        )
+        flat = jax.tree.leaves
+        logs_batched = jax.tree.map(lambda _: True, logs)
+        return (flat(outs), logs), (flat(outs_batched), logs_batched)
+
+    return call(list(args), feed.slots, feed.shared)
+
+
+custom_vmap = Rule(_vmap_signature, _run_custom_vmap)

@@ -67,15 +67,17 @@ def _is_differentiable(x: object) -> bool:
 def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     hook_arrays, log_arrays = _arrays(site, site.hook), _arrays(site, site.log)
     collector = running(site.depth)
-    arrays, logs, treedef = act(site, structure, arrays, hook_arrays, log_arrays)
+    data = _data(collector, site, arrays, hook_arrays)
+    arrays, logs, treedef = act(site, structure, arrays, hook_arrays, log_arrays, data)
     if collector is None or (site.log is None and not site.watched):
         # There is no collector in a derivative rule of the model's own, which JAX
         # runs after the hooked call has ended.
         return arrays
     info = Tap(site, treedef, Axes())
     if _compat.current_trace() is collector.trace:
-        collector.records.append((info, logs))
+        collector.record(info, logs)
         return arrays
+    collector.spoke[site.key] = site
     return tap(arrays, logs, info)
 
 
@@ -85,19 +87,37 @@ def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
     """
     if frozen is None or not frozen.shapes:
         return ()
-    collector = running(site.depth)
+    return _ask(running(site.depth), (), ask_arrays(site, frozen))
+
+
+def _data(
+    collector: Collector | None, site: Site, arrays: Sequence[Any], hook_arrays: Any
+) -> Sequence[Any]:
+    """What an indexed hook is given for this call, step and example."""
+    if not site.indexed or site.hook is None:
+        return ()
+    local: Any = site.hook.thaw(hook_arrays)
+    shapes = tuple(local.data_shapes([_shape(x) for x in arrays]))
+    return _ask(collector, arrays, Ask(site, "data", shapes))
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _ask(
+    collector: Collector | None, anchors: Sequence[Any], info: Ask
+) -> Sequence[Any]:
     if collector is None:
         lost(
-            site,
+            info.site,
             "it ran after the hooked call had ended (in a derivative rule or a "
             "function that the model returned), where its hook's arrays don't exist.",
         )
-    return _ask(collector, (), ask_arrays(site, frozen))
-
-
-def _ask(collector: Collector, anchors: Sequence[Any], info: Ask) -> Sequence[Any]:
     if _compat.current_trace() is collector.trace:
         return collector.supply(info)
+    if not info.shared:
+        collector.spoke[info.site.key] = info.site
     return ask(anchors, info)
 
 
@@ -107,12 +127,16 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
         return arrays
     # Hook and log are tried here, in the forward pass, so that errors come as early as
     # they can be known, and to find the shapes of the log.
-    shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-    thawed = [f.shapes if f else () for f in (site.hook, site.log)]
+    hook_arrays, log_arrays = (f.shapes if f else () for f in (site.hook, site.log))
+    data = ()
+    if site.indexed:
+        data = _data(collector, site, arrays, _arrays(site, site.hook))
     logged = jax.eval_shape(
         lambda *args: _Logged(*act(site, structure, *args)[1:]),
-        [shape(x) for x in arrays],
-        *thawed,
+        [_shape(x) for x in arrays],
+        hook_arrays,
+        log_arrays,
+        [_shape(x) for x in data],
     )
     info = Ask(
         site,
@@ -122,7 +146,8 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
         dtypes=tuple(x.dtype for x in logged.leaves),
     )
     buffers = _ask(collector, arrays, info)
-    return mark(arrays, buffers, Mark(site, structure))
+    info = Mark(site, structure, len(buffers))
+    return mark(arrays, [*buffers, *data], info)
 
 
 class _Logged(eqx.Module):

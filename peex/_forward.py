@@ -1,28 +1,16 @@
 """The forward wrapper: activations, logged and changed."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 
-from ._collect import Collector, next_depth
+from ._collect import Collector
 from ._hooks import IdentityHook
 from ._log import Log, Numbering
 from ._logs import IdentityLog
-from ._site import Ask
 from ._walk import AbstractWrapper
-from ._wrap import check_fired, freeze_all, Method, Plan, plan, run
-
-
-class _Forward(Collector):
-    """Answers with the arrays of the hooks."""
-
-    def __init__(self, depth: int, arrays: dict[str, list[Any]]):
-        super().__init__(depth)
-        self.arrays = arrays
-
-    def supply(self, info: Ask) -> Sequence[Any]:
-        return self.arrays[info.slot]
+from ._wrap import HookCollector, Method, Plan, plan, run
 
 
 class ForwardHook(AbstractWrapper):
@@ -67,6 +55,7 @@ class ForwardHook(AbstractWrapper):
         pre_hook: bool = False,
         with_kwargs: bool = False,
         method: Method = "__call__",
+        while_buffer: int | None = None,
     ):
         """**Arguments:**
 
@@ -87,6 +76,10 @@ class ForwardHook(AbstractWrapper):
         - `with_kwargs`: of a pre hook, whether the value is the pair `(args, kwargs)`.
         - `method`: what is run: the name of a method of the model, or a function
             `f(model, *args, **kwargs)`, such as a rollout or a loss.
+        - `while_buffer`: inside of a while loop, whose number of iterations isn't known
+            before it runs, a log holds the last one. With this it holds the last
+            `while_buffer` ones, oldest first, along a step axis of that size (zeros
+            behind the last, if there were fewer).
 
         **Raises:**
 
@@ -96,7 +89,9 @@ class ForwardHook(AbstractWrapper):
         self.model = model
         self.hook_fn = hook_fn
         self.log_fn = log_fn
-        self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
+        self.plan = plan(
+            model, hook_fn, log_fn, where, pre_hook, with_kwargs, method, while_buffer
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
         """Runs the model on these arguments.
@@ -113,10 +108,8 @@ class ForwardHook(AbstractWrapper):
         isn't allowed. [`peex.SiteNotFiredError`][]: something that `where` asks for
         didn't run. [`peex.SiteLostError`][]: a value can't be brought out.
         """
-        frozen, arrays = freeze_all(self.plan, self.hook_fn, self.log_fn)
-        collector = _Forward(next_depth(), arrays)
-        out = run(self.plan, self.model, frozen, collector, False, args, kwargs)
-        check_fired(self.plan, {info.site.key for info, _ in collector.records})
+        make = lambda: HookCollector(self.hook_fn, self.log_fn)
+        out, collector = run(self.plan, self.model, make, False, args, kwargs)
         return out, _log(collector)
 
 
@@ -128,6 +121,7 @@ def _log(collector: Collector) -> Log:
             continue
         key = number(info.site.key)
         if info.counted:
-            *arrays, counts[key] = arrays
+            *arrays, count = arrays
+            counts[key] = jnp.squeeze(count, info.axes.rings)
         entries[key] = info.treedef.unflatten(arrays)
     return Log(entries, counts)

@@ -46,8 +46,9 @@ def ask(anchors: Sequence[Any], info: Ask) -> list[Any]:
     return ask_p.bind(*anchors, info=info)
 
 
-def mark(values: Sequence[Any], buffers: Sequence[Any], info: Mark) -> list[Any]:
-    return mark_p.bind(*values, *buffers, info=info, num_values=len(values))
+def mark(values: Sequence[Any], others: Sequence[Any], info: Mark) -> list[Any]:
+    """Marks `values`; `others` are the buffers, and the data of an indexed hook."""
+    return mark_p.bind(*values, *others, info=info, num_values=len(values))
 
 
 def lost(site: Site, why: str) -> NoReturn:
@@ -150,6 +151,15 @@ def _passing_jvp(primitive: Any) -> Callable[..., tuple[list[Any], list[Any]]]:
     return rule
 
 
+def _passing_transpose(
+    cotangents: Sequence[Any], *args: Any, info: Any, num_values: int = 0
+) -> list[Any]:
+    """A transposed linear function doesn't compute the value: nothing is handed out."""
+    del info
+    cotangents = cotangents[:num_values]
+    return [*cotangents, *(None for _ in args[num_values:])]
+
+
 def _ask_jvp(
     primals: Sequence[Any], tangents: Any, *, info: Ask
 ) -> tuple[list[Any], list[Any]]:
@@ -170,3 +180,6 @@ _compat.batchers[ask_p] = _ask_batch
 _compat.primitive_jvps[tap_p] = _passing_jvp(tap_p)
 _compat.primitive_jvps[mark_p] = _passing_jvp(mark_p)
 _compat.primitive_jvps[ask_p] = _ask_jvp
+_compat.primitive_transposes[tap_p] = _passing_transpose
+_compat.primitive_transposes[mark_p] = _passing_transpose
+_compat.primitive_transposes[ask_p] = _passing_transpose

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _branches, _compat, _custom, _shard
-from ._branches import counted
+from . import _branches, _compat, _custom, _shard, _while
 from ._collect import Collector
-from ._lift import evaluate, Feed, lift, Logs, Params, Rule, zeros
-from ._primitives import lost
+from ._lift import evaluate, Feed, lift, Logs, Params, Rule
 from ._signature import join, of_jaxpr, of_primitive, Signature, TapSpec
 from ._site import Ask, Axes, Site, Tap
 
@@ -141,71 +139,17 @@ def _move_steps(
 
 
 #
-# while: the last iteration, and how many there were.
+# Calls that stand for their body.
 #
 
 
-def _while_signature(params: Params) -> Signature:
-    inside = join(of_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
-    if inside.asks:
-        lost(
-            inside.asks[0].site,
-            "it is inside a `while` loop (or a `fori_loop` with dynamic bounds), which "
-            "has no reverse-mode derivative.",
-        )
-    return dataclasses.replace(inside, taps=tuple(counted(t) for t in inside.taps))
+def _inlined_signature(params: Params) -> Signature:
+    return join(of_jaxpr(j) for j in _compat.sub_jaxprs(params))
 
 
-def _run_while(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts = args[:num_cond]
-    body_consts = args[num_cond : num_cond + num_body]
-    init = args[num_cond + num_body :]
-    cond_taps, body_taps = (
-        feed.whose.part(of_jaxpr(params[name])).taps
-        for name in ("cond_jaxpr", "body_jaxpr")
-    )
-
-    def check(carry: Any) -> Outcome:
-        return evaluate(params["cond_jaxpr"], [*cond_consts, *carry], feed)
-
-    def cond(state: Any) -> Any:
-        (keep_going,), _ = check(state[0])
-        return keep_going
-
-    def body(state: Any) -> Any:
-        carry, logs, steps = state
-        outs, found = evaluate(params["body_jaxpr"], [*body_consts, *carry], feed)
-        logs = [_latest(*x) for x in zip(body_taps, logs, found, strict=True)]
-        return outs, _compat.as_varying(logs, varying), steps + 1
-
-    varying = _compat.varying(s for spec in body_taps for s in spec.shapes)
-    logs = [[zeros(s) for s in counted(spec).shapes] for spec in body_taps]
-    logs = _compat.as_varying(logs, varying)
-    state = list(init), logs, jnp.zeros((), jnp.int32)
-    carry, logs, steps = lax.while_loop(cond, body, state)
-    if cond_taps:
-        # The condition ran once more than the body, and last on the final state.
-        _, found = check(carry)
-        for spec, arrays in zip(reversed(cond_taps), reversed(found), strict=True):
-            count = jnp.broadcast_to(steps + 1, spec.info.axes.shape)
-            logs = [[*arrays[: len(spec.log_shapes)], count], *logs]
-    return list(carry), logs
-
-
-def _latest(spec: TapSpec, old: list[Any], new: list[Any]) -> list[Any]:
-    """The log after one more iteration: the new value, where the site ran."""
-    *old_values, old_count = old
-    if not spec.info.counted:
-        return [*new, old_count + 1]
-    *values, count = new
-
-    def pick(new_value: Any, old_value: Any) -> Any:
-        ran = (count > 0).reshape(count.shape + (1,) * (new_value.ndim - count.ndim))
-        return jnp.where(ran, new_value, old_value)
-
-    kept = [pick(n, o) for n, o in zip(values, old_values, strict=True)]
-    return [*kept, old_count + count]
+def _run_inlined(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
+    (jaxpr,) = (params[k] for k in ("jaxpr", "call_jaxpr") if k in params)
+    return evaluate(jaxpr, args, feed)
 
 
 def _not_here(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
@@ -217,7 +161,11 @@ rules: dict[str, Rule] = {
     "remat2": Rule(_checkpoint_signature, _run_checkpoint),
     "scan": Rule(_scan_signature, _run_scan),
     "cond": _branches.cond,
-    "while": Rule(_while_signature, _run_while),
+    "while": _while.while_loop,
+    "closed_call": Rule(_inlined_signature, _run_inlined),
+    "core_call": Rule(_inlined_signature, _run_inlined),
+    "eval_jaxpr": Rule(_inlined_signature, _run_inlined),
+    "custom_vmap_call": _custom.custom_vmap,
     # Run by the collector itself: these come to it as functions.
     "custom_jvp_call": Rule(_custom.signature, _not_here),
     "custom_vjp_call": Rule(_custom.signature, _not_here),

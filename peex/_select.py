@@ -217,26 +217,15 @@ def matches(pattern: Key, key: Key) -> bool:
     return bool(key) and fnmatch.fnmatchcase(key[0], head) and matches(tail, key[1:])
 
 
-def assign(
-    what: str, fn: Any, keys: list[str], model: Any
-) -> tuple[list[tuple[str, Any]], dict[str, str]]:
-    """Which hook or log goes to which site: the named callables, and for each key the
-    name of its callable. `fn` is a callable, `None`, or a dict by pattern, in which the
-    first match wins.
+def assign(what: str, fn: Any, keys: list[str]) -> dict[str, str | None]:
+    """Which hook or log acts at which key, by name (see `named` in `_wrap.py`). Of a
+    dict by pattern the first match wins; its value may be `None`, for nothing.
 
     **Raises:** `SiteNotFoundError` where a pattern matches none of the chosen sites.
     """
-    if fn is None:
-        return [], {}
     if not isinstance(fn, dict):
-        if not callable(fn):
-            raise TypeError(
-                f"`{what}` is a callable, None, or a dict from patterns to these; got "
-                f"{fn!r}."
-            )
-        return [(what, fn)], dict.fromkeys(keys, what)
-    named: list[tuple[str, Any]] = []
-    where: dict[str, str] = {}
+        return dict.fromkeys(keys, None if fn is None else what)
+    assigned: dict[str, str | None] = {}
     for pattern, one in fn.items():
         mine = [k for k in keys if pattern_matches(pattern, k)]
         if not mine:
@@ -246,14 +235,9 @@ def assign(
                 "place of the model, name it in `where` too, as in "
                 f"`where={list(fn)!r}`."
             )
-        name = f"{what}[{pattern!r}]"
-        if one is not None:
-            if not callable(one):
-                raise TypeError(f"`{name}` is a callable or None; got {one!r}.")
-            named.append((name, one))
         for key in mine:
-            where.setdefault(key, name if one is not None else "")
-    return named, {k: name for k, name in where.items() if name}
+            assigned.setdefault(key, None if one is None else f"{what}[{pattern!r}]")
+    return assigned
 
 
 def pattern_matches(pattern: str, key: str) -> bool:

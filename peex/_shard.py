@@ -90,5 +90,5 @@ def shard_map(
         check_vma=params["check_vma"],
     )(list(args), slots, shared)
     for spec, arrays in zip(inside.taps, logs, strict=True):
-        collector.records.append((spec.info, arrays))
+        collector.record(spec.info, arrays)
     return returned[0].update(outs)

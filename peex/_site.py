@@ -32,7 +32,7 @@ class Frozen:
         # Not of the leaves: those needn't be hashable.
         return hash((self.name, len(self.static)))
 
-    def thaw(self, arrays: Sequence[Any]) -> Callable[[Any], Any]:
+    def thaw(self, arrays: Sequence[Any]) -> Callable[..., Any]:
         arrays_ = iter(arrays)
         leaves = [next(arrays_) if x is _array else x for x in self.static]
         return jtu.tree_unflatten(self.treedef, leaves)
@@ -48,7 +48,7 @@ class _Array:
 _array = _Array()
 
 
-def freeze(name: str, fn: Callable[[Any], Any]) -> tuple[Frozen, list[Any]]:
+def freeze(name: str, fn: Callable[..., Any]) -> tuple[Frozen, list[Any]]:
     """Splits a callable into its static part and its arrays."""
     leaves, treedef = jtu.tree_flatten(fn)
     arrays = [x for x in leaves if not _is_static(x)]
@@ -73,7 +73,10 @@ class Site:
     - `backward`: whether hook and log act on the cotangent.
     - `pre`, `with_kwargs`: whether the value is the arguments.
     - `hook`, `log`: what acts, `None` for nothing.
+    - `indexed`: whether the hook takes data for each step and example.
     - `watched`: whether it is to be known that the site ran, even if it logs nothing.
+    - `while_buffer`: how many of the last iterations of a while loop are logged; `None`
+        for the last alone, without an axis.
     """
 
     key: str
@@ -83,13 +86,21 @@ class Site:
     with_kwargs: bool
     hook: Frozen | None
     log: Frozen | None
+    indexed: bool
     watched: bool
+    while_buffer: int | None
 
     def __hash__(self) -> int:
         return hash((self.key, self.depth, self.backward))
 
     def __repr__(self) -> str:
         return f"<site {self.key}>"
+
+
+class Ring(int):
+    """The size of a step axis that holds the last iterations of a while loop: of these
+    there is one count, not one for each.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +125,16 @@ class Axes:
 
     def with_batch(self, size: int) -> "Axes":
         return dataclasses.replace(self, batch=(size, *self.batch))
+
+    @property
+    def count_shape(self) -> tuple[int, ...]:
+        """The shape of a count, in which a `Ring` is an axis of size 1."""
+        return tuple(1 if isinstance(n, Ring) else n for n in self.shape)
+
+    @property
+    def rings(self) -> tuple[int, ...]:
+        """Where the rings are."""
+        return tuple(i for i, n in enumerate(self.shape) if isinstance(n, Ring))
 
     # Where a further axis of a kind goes.
 
@@ -141,8 +162,9 @@ class Tap:
 @dataclasses.dataclass(frozen=True)
 class Ask:
     """What is known of arrays that a program asks the collector for: the buffers of one
-    call's backward log (`slot == "log"`), or the arrays of a hook (`slot` is its name),
-    which are the same at every step and for every example.
+    call's backward log (`slot == "log"`), the data of an indexed hook for it ("data"),
+    or the arrays of a hook (`slot` is its name), which are the same at every step and
+    for every example.
 
     - `shapes`, `axes`: of the arrays, and the axes that these have gained.
     - `treedef`, `dtypes`: for a log, what `log_fn` returned; `shapes` are those of the
@@ -160,7 +182,7 @@ class Ask:
 
     @property
     def shared(self) -> bool:
-        return self.slot != "log"
+        return self.slot not in ("log", "data")
 
 
 def ask_arrays(site: Site, frozen: Frozen) -> Ask:
@@ -169,12 +191,14 @@ def ask_arrays(site: Site, frozen: Frozen) -> Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What is known of a value whose cotangent is wanted: the pytree that it is, and
-    the sizes and names of the batch axes that it has gained, outermost first.
+    """What is known of a value whose cotangent is wanted: the pytree that it is, how
+    many of the arrays that go with it are buffers (the others are data of the hook),
+    and the sizes and names of the batch axes that it has gained, outermost first.
     """
 
     site: Site
     structure: Any
+    num_buffers: int
     batch: tuple[int, ...] = ()
     names: tuple[Any, ...] = ()
 

@@ -31,7 +31,8 @@ def children(
     if inside is not None:
         wrapped, rewrap = inside
         return [(key, wrapped)], lambda new: rewrap(new[0])
-    parts = [((*key, _name(entry)), child) for (entry,), child in found]
+    # A key of a dict may hold dots itself, as in models ported from PyTorch.
+    parts = [((*key, *_name(e).split(".")), child) for (e,), child in found]
     return parts, treedef.unflatten
 
 

@@ -4,15 +4,20 @@
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Container, Sequence
+from typing import Any, TypeVar
 
 from ._collect import Collector, next_depth, run_with
 from ._errors import SiteNotFiredError
+from ._group import grouped, Prefix, refuse, stacked
+from ._hooks import IdentityHook
+from ._indexed import AbstractIndexedHook
 from ._instrument import instrument, strip
+from ._log import Numbering
+from ._primitives import lost
 from ._rules import install
 from ._select import assign, Chosen, select
-from ._site import freeze, Frozen, Site
+from ._site import Ask, freeze, Frozen, Site
 from ._walk import AbstractWrapper
 
 
@@ -26,6 +31,7 @@ class Plan:
     - `chosen`: the sites with the names of their hook and log (`None`: nothing).
     - `asked`: what was asked for explicitly, and the keys that it chose.
     - `root_method`: the method of the model itself that a call enters by.
+    - The others: as the arguments of the wrappers.
     """
 
     chosen: tuple[tuple[Chosen, str | None, str | None], ...]
@@ -34,6 +40,7 @@ class Plan:
     root_method: str
     pre: bool
     with_kwargs: bool
+    while_buffer: int | None = None
 
     @property
     def logs(self) -> bool:
@@ -48,6 +55,7 @@ def plan(
     pre: bool,
     with_kwargs: bool,
     method: Method,
+    while_buffer: int | None = None,
 ) -> Plan:
     """Resolves the arguments of a wrapper against its model."""
     if with_kwargs and not pre:
@@ -61,11 +69,18 @@ def plan(
             "name of one that it has, or a function of the model and its arguments, as "
             "in `method=lambda model, x: model.decode(model.encode(x))`."
         )
+    if while_buffer is not None and while_buffer < 1:
+        raise TypeError(
+            f"`while_buffer={while_buffer}` is how many of the last iterations of a "
+            "while loop are logged: a positive integer, or None for the last alone."
+        )
     root_method = _root_method(model, method)
     chosen, asked = select(model, where, root_method)
     keys = [c.key(root_method) for c in chosen]
-    _, hooks = assign("hook_fn", hook_fn, keys, model)
-    _, logs = assign("log_fn", log_fn, keys, model)
+    for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
+        named(what, fn)  # raises early
+    hooks = assign("hook_fn", hook_fn, keys)
+    logs = assign("log_fn", log_fn, keys)
     return Plan(
         tuple(
             (c, hooks.get(k), logs.get(k)) for c, k in zip(chosen, keys, strict=True)
@@ -75,7 +90,23 @@ def plan(
         root_method,
         pre,
         with_kwargs,
+        while_buffer,
     )
+
+
+def named(what: str, fn: Any) -> list[tuple[str, Any]]:
+    """Hooks or logs by name. `fn` is one, `None`, or a dict from patterns to these."""
+    by_name = {what: fn}
+    if isinstance(fn, dict):
+        by_name = {f"{what}[{pattern!r}]": one for pattern, one in fn.items()}
+    for name, one in by_name.items():
+        allowed = callable(one) or isinstance(one, AbstractIndexedHook) or one is None
+        if not allowed:
+            raise TypeError(
+                f"`{name}` is a callable, None, or a dict from patterns to these; got "
+                f"{one!r}."
+            )
+    return [(name, one) for name, one in by_name.items() if one is not None]
 
 
 def _root_method(model: Any, method: Method) -> str:
@@ -84,54 +115,113 @@ def _root_method(model: Any, method: Method) -> str:
     return method if isinstance(method, str) else "__call__"
 
 
-def freeze_all(plan: Plan, hook_fn: Any, log_fn: Any) -> tuple[Any, Any]:
-    """The hooks and logs by name, split into static parts and arrays."""
-    frozen: dict[str, Frozen] = {}
-    arrays: dict[str, list[Any]] = {}
-    for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
-        named = (
-            [(f"{what}[{pattern!r}]", one) for pattern, one in fn.items()]
-            if isinstance(fn, dict)
-            else [(what, fn)]
+class HookCollector(Collector):
+    """Collects for a wrapper, and answers with what its hooks hold.
+
+    - `frozen`: the hooks and logs by name, without their arrays.
+    """
+
+    def __init__(self, hook_fn: Any, log_fn: Any):
+        super().__init__(next_depth())
+        self.frozen: dict[str, Frozen] = {}
+        self.indexed: dict[str, AbstractIndexedHook] = {}
+        self._arrays: dict[str, list[Any]] = {}
+        self._data: dict[str, list[Any]] = {}
+        self._number = Numbering()
+        for name, fn in [*named("hook_fn", hook_fn), *named("log_fn", log_fn)]:
+            if isinstance(fn, AbstractIndexedHook):
+                self.indexed[name] = fn
+                fn = fn.local
+            if type(fn) is not IdentityHook:
+                self.frozen[name], self._arrays[name] = freeze(name, fn)
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        if info.shared:
+            return self._arrays[info.slot]
+        site = info.site
+        self.heard.add(site.key)
+        if info.again:
+            return self._data[only_call(info, self._data)]
+        assert site.hook is not None
+        key = self._number(site.key)
+        hook = self.indexed[site.hook.name]
+        self._data[key] = hook.data(key, info.shapes, info.axes)
+        return self._data[key]
+
+
+Collected = TypeVar("Collected", bound=HookCollector)
+
+
+def only_call(info: Ask, calls: Container[str]) -> str:
+    """The key of the call that is recomputed here."""
+    key = info.site.key
+    if f"{key}#1" in calls:
+        lost(
+            info.site,
+            "it is called more than once, and recomputed in a derivative inside the "
+            "model (`jax.grad` of a `jax.checkpoint`): it can't be told which call is "
+            "which.",
         )
-        for name, one in named:
-            if one is not None:
-                frozen[name], arrays[name] = freeze(name, one)
-    return frozen, arrays
+    return key
 
 
 def run(
     plan: Plan,
     model: Any,
-    frozen: dict[str, Frozen],
-    collector: Collector,
+    make_collector: Callable[[], Collected],
     backward: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:
-    """Runs the instrumented model; `collector` takes and gives what its sites do."""
+) -> tuple[Any, Collected]:
+    """Runs the instrumented model. A collector takes and gives what its sites do; it is
+    returned, next to the output.
+    """
     install()
+    groups: set[Prefix] = set()
+    while True:
+        collector = make_collector()
+        sites = _sites(plan, collector, backward, groups)
+        if not sites:
+            return call_method(model, plan.method, args, kwargs), collector
+        try:
+            with run_with(collector):
+                instrumented = instrument(model, sites)
+                out = call_method(instrumented, plan.method, args, kwargs)
+        except ValueError as error:
+            group = stacked(error)
+            if group is None or group in groups:
+                if "<site " in str(error):
+                    refuse(error)
+                raise
+            groups.add(group)
+        else:
+            collector.check_heard()
+            _check_fired(plan, collector.heard, groups)
+            return strip(out), collector
+
+
+def _sites(
+    plan: Plan, collector: HookCollector, backward: bool, groups: set[Prefix]
+) -> dict[str, dict[str, tuple[Site, ...]]]:
+    """The sites by module and method."""
+    frozen = collector.frozen
     sites: dict[str, dict[str, tuple[Site, ...]]] = {}
     for chosen, hook, log in plan.chosen:
         site = Site(
-            key=chosen.key(plan.root_method),
-            depth=next_depth(),
+            key=grouped(chosen.key(plan.root_method), groups),
+            depth=collector.depth,
             backward=backward,
             pre=plan.pre,
             with_kwargs=plan.with_kwargs,
             hook=frozen.get(hook) if hook else None,
             log=frozen.get(log) if log else None,
+            indexed=hook in collector.indexed,
             watched=bool(plan.asked),
+            while_buffer=plan.while_buffer,
         )
-        if site.hook is None and site.log is None and not site.watched:
-            continue
-        sites.setdefault(chosen.place, {})[chosen.method] = (site,)
-    if not sites:
-        return call_method(model, plan.method, args, kwargs)
-    model = instrument(model, sites)
-    with run_with(collector):
-        out = call_method(model, plan.method, args, kwargs)
-    return strip(out)
+        if site.hook is not None or site.log is not None or site.watched:
+            sites.setdefault(chosen.place, {})[chosen.method] = (site,)
+    return sites
 
 
 def call_method(model: Any, method: Method, args: Any, kwargs: Any) -> Any:
@@ -142,10 +232,10 @@ def call_method(model: Any, method: Method, args: Any, kwargs: Any) -> Any:
     return getattr(model, method)(*args, **kwargs)
 
 
-def check_fired(plan: Plan, fired: set[str]) -> None:
+def _check_fired(plan: Plan, fired: set[str], groups: set[Prefix]) -> None:
     """Everything that was asked for explicitly must have run."""
     for name, keys in plan.asked:
-        if not keys & fired:
+        if not {grouped(key, groups) for key in keys} & fired:
             shown = ", ".join(repr(k) for k in sorted(keys)[:5])
             raise SiteNotFiredError(
                 f"`where={name!r}` was asked for, but nothing of it ran in this call: "

@@ -1,0 +1,235 @@
+"""Hooks that act differently at each call, step and example.
+
+Such a hook has two halves. At the top of the call, where a site's log would be, it
+makes data of the site's whole shape: with the device, step and batch axes. At the site
+it is given the slice of that data that belongs to this step and example; the engine
+cuts it, as it stacks logs.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, ArrayLike, Bool, PyTree
+
+from ._errors import HookShapeError, LogShapeError
+from ._log import Log
+from ._site import Axes
+
+
+class AbstractLocal(eqx.Module):
+    """The half of an indexed hook that is at the site."""
+
+    @abc.abstractmethod
+    def data_shapes(
+        self, arrays: Sequence[jax.ShapeDtypeStruct]
+    ) -> list[jax.ShapeDtypeStruct]:
+        """What it wants for one step of one example, from the arrays of the value."""
+
+    @abc.abstractmethod
+    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+        """The hook, with the data for this step and example."""
+
+
+class AbstractIndexedHook(eqx.Module):
+    """A hook with data for each call, step and example of a site."""
+
+    @property
+    @abc.abstractmethod
+    def local(self) -> AbstractLocal:
+        """The half at the site."""
+
+    @abc.abstractmethod
+    def data(
+        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    ) -> list[Array]:
+        """The data of one call of one site: arrays of `shapes`, which are those that
+        `local` wants with `axes` in front.
+        """
+
+
+class _AtStep(AbstractLocal):
+    hook: Any
+
+    def data_shapes(
+        self, arrays: Sequence[jax.ShapeDtypeStruct]
+    ) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct((), jnp.dtype(bool))]
+
+    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+        (chosen,) = data
+        pick = lambda new, old: jnp.where(chosen, new, old)
+        return jtu.tree_map(pick, self.hook(value), value)
+
+
+class AtStep(AbstractIndexedHook):
+    """Applies a hook at chosen iterations of the loops around a site only: at some
+    layers of a scanned stack, or at some time steps. The loop isn't unrolled, and the
+    steps may be traced arrays, so that changing them compiles nothing anew.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        cell = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        run = lambda cell, x: jax.lax.scan(lambda x, _: (cell(x), x), x, length=5)[0]
+        hook = px.AtStep(px.ZeroHook(), [1, 3])
+        out, log = px.ForwardHook(cell, hook, method=run)(jnp.ones(2))
+        log["."]  # shape (5, 2): zeros at steps 1 and 3
+        ```
+    """
+
+    hook: Any
+    steps: Any
+
+    def __init__(self, hook: Any, steps: Any):
+        """**Arguments:**
+
+        - `hook`: any hook.
+        - `steps`: an integer, or a sequence or array of integers (shape `(n,)`, may be
+            traced): steps of the outermost loop around the site, negative ones from the
+            end. A tuple of such, for loops in loops: one for each step axis of the
+            site's log, outermost first, `None` for all steps of that loop.
+        """
+        if isinstance(steps, list | range):
+            steps = jnp.asarray(list(steps), jnp.int32)
+        self.hook = hook
+        self.steps = steps
+
+    @property
+    def local(self) -> AbstractLocal:
+        return _AtStep(self.hook)
+
+    def data(
+        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    ) -> list[Bool[Array, "..."]]:
+        steps = self.steps if isinstance(self.steps, tuple) else (self.steps,)
+        if len(steps) > len(axes.steps):
+            raise HookShapeError(
+                f"AtStep was given steps of {len(steps)} loops, but the site {key!r} "
+                f"is inside of {len(axes.steps)}. Choose sites inside of loops, as in "
+                "`px.ForwardHook(model, px.AtStep(hook, [0, 2]), where='layers.**')`."
+            )
+        chosen = jnp.ones((), bool)
+        for i, size in enumerate(axes.steps):
+            mine = _chosen(key, steps[i] if i < len(steps) else None, size)
+            chosen = chosen[..., None] & mine
+        before, after = len(axes.devices), len(axes.batch)
+        chosen = chosen.reshape((1,) * before + chosen.shape + (1,) * after)
+        return [jnp.broadcast_to(chosen, axes.shape)]
+
+
+def _chosen(key: str, steps: Any, size: int) -> Bool[Array, " steps"]:
+    if steps is None:
+        return jnp.ones(size, bool)
+    if isinstance(steps, int) and not -size <= steps < size:
+        raise HookShapeError(
+            f"AtStep was given step {steps}, but the loop around the site {key!r} has "
+            f"{size} steps: 0 to {size - 1}, or negative ones from the end."
+        )
+    steps = jnp.atleast_1d(jnp.asarray(steps))
+    steps = jnp.where(steps < 0, steps + size, steps)
+    return jnp.any(jnp.arange(size)[:, None] == steps[None], axis=1)
+
+
+class _Patch(AbstractLocal):
+    masked: bool = eqx.field(static=True)
+
+    def data_shapes(
+        self, arrays: Sequence[jax.ShapeDtypeStruct]
+    ) -> list[jax.ShapeDtypeStruct]:
+        masks = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(bool)) for x in arrays]
+        return [*arrays, *masks] if self.masked else list(arrays)
+
+    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+        leaves, treedef = jtu.tree_flatten(value)
+        patch = list(data[: len(leaves)])
+        if self.masked:
+            masks = data[len(leaves) :]
+            patch = [
+                jnp.where(mask, new, old)
+                for mask, new, old in zip(masks, patch, leaves, strict=True)
+            ]
+        return jtu.tree_unflatten(treedef, patch)
+
+
+class PatchHook(AbstractIndexedHook):
+    """Replaces each value by the same site's value in another run: activation patching.
+
+    The log is cut per call, step and example as it was put together. Its values are
+    dynamic: patching with another run's compiles nothing anew.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        mlp = eqx.nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+        clean, corrupted = jnp.ones(2), jnp.zeros(2)
+        _, log = px.ForwardHook(mlp, where="layers.0")(clean)
+        patched = px.ForwardHook(mlp, px.PatchHook(log), None, where="layers.0")
+        out, _ = patched(corrupted)  # equals mlp(clean)
+        ```
+    """
+
+    source_log: Log
+    mask: Any
+
+    def __init__(self, source_log: Log, mask: ArrayLike | None = None):
+        """**Arguments:**
+
+        - `source_log`: a log of values themselves (`px.IdentityLog`), with the sites
+            that this hook acts on.
+        - `mask`: where to replace; booleans that broadcast against the logged shape
+            (the value's, with the step and batch axes in front).
+        """
+        self.source_log = source_log
+        self.mask = mask
+
+    @property
+    def local(self) -> AbstractLocal:
+        return _Patch(self.mask is not None)
+
+    def data(
+        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    ) -> list[Array]:
+        if key not in self.source_log:
+            raise LogShapeError(
+                f"The site {key!r} is to be patched, but isn't in the source log, "
+                f"which has {list(self.source_log)}. Choose the sites that it has: "
+                "`px.ForwardHook(model, px.PatchHook(log), where=list(log))`."
+            )
+        leaves = [jnp.asarray(x) for x in jtu.tree_leaves(self.source_log[key])]
+        shapes = shapes[: len(shapes) // 2] if self.mask is not None else shapes
+        expected = [f"{s.dtype}{list(s.shape)}" for s in shapes]
+        got = [f"{x.dtype}{list(x.shape)}" for x in leaves]
+        if expected != got:
+            raise LogShapeError(
+                f"The patch of the site {key!r} doesn't fit: the value is "
+                f"{', '.join(expected)}, the source log has {', '.join(got)}. Patch "
+                "with the log of a run on inputs of the same shapes, of the values "
+                "themselves (`log_fn=px.IdentityLog()`)."
+            )
+        if self.mask is None:
+            return leaves
+        return [*leaves, *(self._mask(key, x) for x in leaves)]
+
+    def _mask(self, key: str, leaf: Array) -> Bool[Array, "..."]:
+        try:
+            return jnp.broadcast_to(jnp.asarray(self.mask, bool), leaf.shape)
+        except ValueError:
+            raise LogShapeError(
+                f"The mask of a PatchHook, of shape {jnp.shape(self.mask)}, doesn't "
+                f"broadcast against the log of the site {key!r}, {leaf.shape}."
+            ) from None

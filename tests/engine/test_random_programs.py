@@ -1,0 +1,45 @@
+"""Random programs against their twins.
+
+The suite runs a few, always the same ones, mostly without compiling them. For as many
+others as you like:
+
+    pytest tests/engine/test_random_programs.py --random-programs=1000
+
+A program that fails is printed as `check_...(plan, seed)`, made as small as it can be:
+paste it into `test_found.py`.
+"""
+
+import pytest
+from hypothesis import given, HealthCheck, settings
+from random_checks import check_logs, check_outside, check_patch
+from random_interpreter import interpreted
+from random_programs import programs
+
+
+def run(check, num, more):
+    """Checks `num` programs; `more` than those of the suite, if that isn't 0."""
+
+    @settings(
+        max_examples=more or num,
+        derandomize=not more,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs(budget=40 if more else 16))
+    def each(program):
+        check(*program)
+
+    each()
+
+
+@pytest.mark.parametrize(
+    "check, num", [(check_logs, 25), (check_outside, 10), (check_patch, 10)]
+)
+def test_random_programs(check, num, pytestconfig):
+    with interpreted():
+        run(check, num, pytestconfig.getoption("--random-programs"))
+
+
+def test_compiled():
+    run(check_logs, 5, 0)
