@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.tree_util as jtu
 
 from ._errors import LogShapeError, NotInitialisedError
@@ -177,7 +178,8 @@ class BackwardHook(AbstractWrapper):
                 "If you don't want a log, write `log_fn=None`."
             )
         out, collector = self._run(self.log or Log(), args, kwargs)
-        if self.log is not None:
+        # Without jit, a branch that isn't taken doesn't even run.
+        if self.log is not None and not getattr(jax.config, "jax_disable_jit"):  # noqa: B009
             missing = [k for k in self.log if k not in collector.made]
             if missing:
                 raise LogShapeError(
