@@ -32,6 +32,7 @@ set_current_trace = jex_core.set_current_trace
 eval_jaxpr = jax_core.eval_jaxpr
 register_lowering = mlir.register_lowering
 primitive_jvps = ad.primitive_jvps
+add_tangents = ad.add_tangents
 primitive_transposes = ad.primitive_transposes
 # Called with the axis, the arguments and their batch dimensions, even when no argument
 # is batched.

@@ -4,6 +4,10 @@ A mark becomes an identity with a second argument, the buffer, that does nothing
 the backward pass the hook acts on the cotangent, and what the log makes of it is
 returned as the cotangent of the buffer: so it is stacked, batched and summed as JAX
 does with every cotangent, and comes back as the gradient with respect to the log.
+
+Where the cotangent itself is logged, and nothing acts on it, that rule is linear, that
+of adding the buffer: so `tie` is a primitive of its own, at a fraction of the cost of a
+`custom_vjp`, and forward mode goes on working.
 """
 
 import functools as ft
@@ -15,6 +19,7 @@ import jax
 from . import _compat
 from ._act import act
 from ._log import encode
+from ._primitives import to_axis
 from ._site import Ask, Mark
 
 
@@ -30,9 +35,34 @@ def attach(
     log_arrays = [] if info.site.log is None else next(shared)
     buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
     varying = _compat.varying(jax.typeof(x) for x in buffers)
+    log = info.site.log
+    is_log = info.site.hook is None and log is not None and log.is_identity
+    if is_log and all(_compat.varying([jax.typeof(x)]) == varying for x in values):
+        return [tie_p.bind(x, b) for x, b in zip(values, buffers, strict=True)]
     given = hook_arrays, log_arrays, data
     outs: Any = _identity(info, varying, list(values), buffers, given)
     return list(outs)
+
+
+def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return tie_p.bind(*primals), _compat.add_tangents(*tangents)
+
+
+def _tie_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
+    if all(d is None for d in dims):
+        return tie_p.bind(*args), None
+    value, buffer = (
+        to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)
+    )
+    return tie_p.bind(value, buffer), 0
+
+
+tie_p = _compat.Primitive("peex_tie")
+tie_p.def_impl(lambda value, buffer: value)
+tie_p.def_abstract_eval(lambda value, buffer: value)
+_compat.primitive_jvps[tie_p] = _tie_jvp
+_compat.batchers[tie_p] = _tie_batch
+_compat.register_lowering(tie_p, lambda ctx, value, buffer: [value])
 
 
 @ft.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -125,19 +125,10 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     collector = running(site.depth)
     if collector is None:
         return arrays
-    # Hook and log are tried here, in the forward pass, so that errors come as early as
-    # they can be known, and to find the shapes of the log.
-    hook_arrays, log_arrays = (f.shapes if f else () for f in (site.hook, site.log))
-    data = ()
+    data: Sequence[Any] = ()
     if site.indexed:
         data = _data(collector, site, arrays, _arrays(site, site.hook))
-    logged = jax.eval_shape(
-        lambda *args: _Logged(*act(site, structure, *args)[1:]),
-        [_shape(x) for x in arrays],
-        hook_arrays,
-        log_arrays,
-        [_shape(x) for x in data],
-    )
+    logged = _logged(site, structure, arrays, data)
     info = Ask(
         site,
         "log",
@@ -148,6 +139,25 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     buffers = _ask(collector, arrays, info)
     info = Mark(site, structure, len(buffers))
     return mark(arrays, [*buffers, *data], info)
+
+
+def _logged(
+    site: Site, structure: Any, arrays: Sequence[Any], data: Sequence[Any]
+) -> "_Logged":
+    """The shapes of what will be logged. Hook and log are tried here, in the forward
+    pass, so that errors come as early as they can be known.
+    """
+    shapes = [_shape(x) for x in arrays]
+    if site.hook is None and site.log is not None and site.log.is_identity:
+        return _Logged(shapes, structure)
+    hook_arrays, log_arrays = (f.shapes if f else () for f in (site.hook, site.log))
+    return jax.eval_shape(
+        lambda *args: _Logged(*act(site, structure, *args)[1:]),
+        shapes,
+        hook_arrays,
+        log_arrays,
+        [_shape(x) for x in data],
+    )
 
 
 class _Logged(eqx.Module):

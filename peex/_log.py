@@ -164,6 +164,8 @@ def encode(logs: Sequence[Array]) -> list[Array]:
 
 def encoded_shapes(logs: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and dtypes of `encode(logs)`."""
+    if not any(_is_encoded(x.dtype) for x in logs):
+        return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in logs)
     return tuple(
         jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.eval_shape(encode, logs)
     )

@@ -85,7 +85,7 @@ def _ask_abstract(*avals: Any, info: Ask) -> list[Any]:
     return [_compat.ShapedArray(s.shape, s.dtype) for s in info.shapes]
 
 
-def _to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
+def to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
     """`x` with its batch axis at `where`; repeated along a new one if it has none."""
     if dim is not None:
         return jnp.moveaxis(x, dim, where)
@@ -102,7 +102,7 @@ def _tap_batch(
         # Steps stay in front of batches, however vmap and scan nest.
         where = info.axes.batch_place
         logs = [
-            _to_axis(x, d, where, axis.size)
+            to_axis(x, d, where, axis.size)
             for x, d in zip(logs, dims[num_values:], strict=True)
         ]
         info = dataclasses.replace(info, axes=info.axes.with_batch(axis.size))
@@ -115,7 +115,7 @@ def _mark_batch(
     info, num_values = params["info"], params["num_values"]
     if all(d is None for d in dims):
         return mark(args[:num_values], args[num_values:], info), [None] * num_values
-    args = [_to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)]
+    args = [to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)]
     info = dataclasses.replace(
         info, batch=(axis.size, *info.batch), names=(axis.name, *info.names)
     )

@@ -14,6 +14,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ._logs import IdentityLog
+
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
@@ -27,6 +29,7 @@ class Frozen:
     treedef: Any
     static: tuple[Any, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
+    is_identity: bool
 
     def __hash__(self) -> int:
         # Not of the leaves: those needn't be hashable.
@@ -54,7 +57,7 @@ def freeze(name: str, fn: Callable[..., Any]) -> tuple[Frozen, list[Any]]:
     arrays = [x for x in leaves if not _is_static(x)]
     static = tuple(x if _is_static(x) else _array for x in leaves)
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in arrays)
-    return Frozen(name, treedef, static, shapes), arrays
+    return Frozen(name, treedef, static, shapes, type(fn) is IdentityLog), arrays
 
 
 def _is_static(leaf: Any) -> bool:
