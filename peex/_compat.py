@@ -177,6 +177,29 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def bind_checkpoint(
+    fun: Callable[..., list[Any]], params: dict[str, Any], *args: Any
+) -> list[Any]:
+    """Runs `fun` as the body of a `checkpoint` primitive with these parameters (in
+    `jax.checkpoint` there is none for `differentiated`).
+    """
+    leaves, treedef = jax.tree.flatten(args)
+
+    def flat(*leaves: Any) -> list[Any]:
+        return fun(*treedef.unflatten(leaves))
+
+    jaxpr, consts = open_jaxpr(jax.make_jaxpr(flat)(*leaves))
+    if consts:
+        run = lambda consts, leaves: eval_jaxpr(jaxpr, consts, *leaves)
+        closed = jax.make_jaxpr(run)(list(consts), leaves)
+        body, _ = open_jaxpr(closed)
+        leaves = [*consts, *leaves]
+    else:
+        body = jaxpr
+    params = {**params, "jaxpr": body}
+    return jex_core.primitives.remat_p.bind(*leaves, **params)
+
+
 def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
     apart from its shardings.

@@ -116,7 +116,7 @@ def custom_vjp(
             raise _compat.CustomVJPException()  # as JAX does, where it can know
         consts, args_, shared = jax.tree.map(lambda x: x.value, (consts, args, shared))
         # The flat rule wants to know of each argument whether it is perturbed.
-        flat = [x for a in args for x in (a.value, a.perturbed or not symbolic_zeros)]
+        flat = [x for a in args for x in (a.value, a.perturbed)]
         with _inside_rule(collector.depth):
             outs = list(_compat.fresh(fwd).call_wrapped(*flat))
         # Residuals that are arguments aren't returned twice.

@@ -65,6 +65,12 @@ def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
         outs, logs = evaluate(params["jaxpr"], args, Feed(slots, shared, feed.whose))
         return outs, [] if params["differentiated"] else logs
 
+    if params["differentiated"]:
+        # What makes it a recomputation is a parameter that `jax.checkpoint` can't give.
+        outs = _compat.bind_checkpoint(
+            lambda *args: run(*args)[0], params, list(args), feed.slots, feed.shared
+        )
+        return outs, []
     run = jax.checkpoint(
         run, prevent_cse=params["prevent_cse"], policy=params["policy"]
     )

@@ -121,8 +121,12 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
         return _compat.as_varying(rings, varying)
 
     # The condition runs once more than the body, and last on the final state. So its
-    # last value is found after the loop; earlier ones only where they are wanted.
-    early = any(spec.info.site.while_buffer is not None for spec in cond_taps)
+    # last value is found after the loop; earlier ones only where they are wanted: for
+    # a ring, or where the site may not have run in the last.
+    early = any(
+        spec.info.site.while_buffer is not None or spec.info.counted
+        for spec in cond_taps
+    )
 
     def cond(state: Any) -> Any:
         (keep_going,), _ = check(state[0])

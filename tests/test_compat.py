@@ -180,6 +180,9 @@ def test_checkpoint_params():
     grad = jax.grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))))
     again = params_of(grad, "remat2", 1.0)
     assert again["differentiated"] is True
+    fn = lambda x: _compat.bind_checkpoint(lambda x: [jnp.sin(x) * x], again, x)[0]
+    assert params_of(fn, "remat2", 1.0)["differentiated"] is True
+    assert jnp.allclose(jax.jit(fn)(2.0), jnp.sin(2.0) * 2.0)
 
 
 def test_jit_options():
