@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -96,14 +97,25 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
             for place, arrays in zip(tap_places, found, strict=True):
                 missing = logs[place][len(arrays) :]
                 logs[place] = [*arrays, *(jnp.ones_like(count) for count in missing)]
-            return outs, _compat.as_varying(logs, varying)
+            return outs, _compat.as_varying(_strong(logs), varying)
 
         return run
 
     places = zip(params["branches"], union.tap_places, union.ask_places, strict=True)
     branches = [branch(*b) for b in places]
-    outs, logs = lax.switch(index, branches, operands, feed.slots, feed.shared)
+    given = operands, feed.slots, feed.shared
+    outs, logs = _compat.bind_cond(params, index, branches, *given)
     return outs, logs
+
+
+def _strong(logs: Logs) -> Logs:
+    """Logs without weak types, which the zeros of other branches don't have."""
+
+    def one(x: Any) -> Any:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return x if is_key else lax.convert_element_type(x, x.dtype)
+
+    return [[one(x) for x in arrays] for arrays in logs]
 
 
 cond = Rule(_signature, _run)

@@ -200,6 +200,23 @@ def bind_checkpoint(
     return jex_core.primitives.remat_p.bind(*leaves, **params)
 
 
+def bind_cond(
+    params: dict[str, Any], index: Any, branches: Sequence[Callable], *args: Any
+) -> Any:
+    """Runs a `cond` primitive with other branches (`jax.lax.switch` would clamp the
+    index once more).
+    """
+    leaves, treedef = jax.tree.flatten(args)
+    made = []
+    for branch in branches:
+        run = lambda *leaves, branch=branch: branch(*treedef.unflatten(leaves))
+        made.append(jax.make_jaxpr(run, return_shape=True)(*leaves))
+    jaxprs, shapes = zip(*made, strict=True)
+    params = {**params, "branches": jaxprs}
+    outs = jax.lax.cond_p.bind(index, *leaves, **params)
+    return jax.tree.structure(shapes[0]).unflatten(outs)
+
+
 def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
     apart from its shardings.

@@ -44,6 +44,25 @@ def attach(
     return list(outs)
 
 
+def _with_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
+    if all(d is None for d in dims):
+        return with_p.bind(*args), None
+    args = [to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)]
+    return with_p.bind(*args), 0
+
+
+# The identity on its first argument, batched if any is.
+with_p = _compat.Primitive("peex_with")
+with_p.def_impl(lambda x, *others: x)
+with_p.def_abstract_eval(lambda x, *others: x)
+_compat.primitive_jvps[with_p] = lambda primals, tangents: (
+    with_p.bind(*primals),
+    tangents[0],
+)
+_compat.batchers[with_p] = _with_batch
+_compat.register_lowering(with_p, lambda ctx, x, *others: [x])
+
+
 def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return tie_p.bind(*primals), _compat.add_tangents(*tangents)
 
@@ -80,10 +99,12 @@ def _identity_bwd(info, varying, given, cotangents):
     hook_arrays, log_arrays, data = given
 
     def one(cotangents, data):
-        cotangents, logs, _ = act(
+        new, logs, _ = act(
             info.site, info.structure, cotangents, hook_arrays, log_arrays, data
         )
-        return cotangents, encode(logs)
+        # A log that doesn't depend on the cotangent is still one for each example.
+        logs = [with_p.bind(x, *cotangents) for x in encode(logs)]
+        return new, logs
 
     # Hook and log see one example, as the site does in the forward pass.
     for size, name in zip(reversed(info.batch), reversed(info.names), strict=True):

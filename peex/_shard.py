@@ -61,8 +61,10 @@ def shard_map(
     returned: list[Any] = []
 
     def bind(*args: Any) -> list[Any]:
-        returned.append(primitive.bind(*args, subfuns=(fun,), **params))
-        return list(returned[0])
+        outs = primitive.bind(*args, subfuns=(fun,), **params)
+        leaves = list(outs)
+        returned.append(outs.update([None] * len(leaves)))  # the structure alone
+        return leaves
 
     # Its output specifications are known only once it has been traced.
     jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(bind)(*args))

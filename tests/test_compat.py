@@ -185,6 +185,17 @@ def test_checkpoint_params():
     assert jnp.allclose(jax.jit(fn)(2.0), jnp.sin(2.0) * 2.0)
 
 
+def test_bind_cond():
+    fn = lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+    params = params_of(fn, "cond", jnp.ones(2))
+    branches = [lambda x, y: {"a": x + y}, lambda x, y: {"a": x - y}]
+    run = lambda i, x, y: _compat.bind_cond(params, i, branches, x, y)
+    for transform in (lambda f: f, jax.jit):
+        for i, expected in ((0, 3.0), (1, -1.0)):
+            out = transform(run)(jnp.int32(i), 1.0, 2.0)
+            assert float(out["a"]) == expected
+
+
 def test_jit_options():
     params = params_of(jax.jit(jnp.sin), "jit", 1.0)
     assert _compat.jit_options(params) == {"keep_unused": False}
