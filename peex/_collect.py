@@ -56,6 +56,10 @@ class Collector:
     def mine(self, site: Site) -> bool:
         return site.depth == self.depth
 
+    def alike(self) -> "Collector":
+        """One that takes the same, and holds nothing of this call."""
+        return Collector(self.depth)
+
     def asked(self, info: Ask) -> bool:
         return self.mine(info.site)
 

@@ -36,39 +36,45 @@ def signature(params: dict[str, Any]) -> Signature:
 class _Sites:
     """The sites inside of one such function, which is held as a jaxpr: JAX may run its
     derivative rule long after the call, when the function itself can't be traced again.
+    So nothing of the call is kept here: no tracer, and not the collector itself.
     """
 
-    def __init__(self, fun: Any, args: Sequence[Any], collector: Collector):
-        self.collector = collector
-        fun = _compat.fresh(fun)
-        jaxpr = jax.make_jaxpr(fun.call_wrapped)(*args)
-        self.jaxpr, self.consts = _compat.open_jaxpr(jaxpr)
+    def __init__(self, jaxpr: Any, collector: Collector):
+        self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
         self.signature = collector.part(signature({"call_jaxpr": jaxpr}))
-
-    def shared(self) -> dict[str, Any]:
-        # The rule gives no derivative with respect to a hook's arrays.
-        supply = self.collector.supply
-        return {
-            info.slot: [lax.stop_gradient(x) for x in supply(info)]
-            for info in self.signature.shared
-        }
+        self.whose = collector.alike()
 
     def run(
         self, consts: Sequence[Any], args: Sequence[Any], shared: Any
     ) -> tuple[list[Any], Logs]:
-        feed = Feed([], shared, self.collector)
-        return evaluate(self.jaxpr, args, feed, consts)
+        return evaluate(self.jaxpr, args, Feed([], shared, self.whose), consts)
 
-    def record(self, logs: Logs) -> None:
-        for spec, arrays in zip(self.signature.taps, logs, strict=True):
-            self.collector.record(spec.info, arrays)
+
+def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A function as a jaxpr, and the constants that it closes over."""
+    jaxpr = jax.make_jaxpr(_compat.fresh(fun).call_wrapped)(*args)
+    return jaxpr, list(_compat.open_jaxpr(jaxpr)[1])
+
+
+def _shared(sites: _Sites, collector: Collector) -> dict[str, Any]:
+    # The rule gives no derivative with respect to a hook's arrays.
+    return {
+        info.slot: [lax.stop_gradient(x) for x in collector.supply(info)]
+        for info in sites.signature.shared
+    }
+
+
+def _record(sites: _Sites, collector: Collector, logs: Logs) -> None:
+    for spec, arrays in zip(sites.signature.taps, logs, strict=True):
+        collector.record(spec.info, arrays)
 
 
 def custom_jvp(
     fun: Any, jvp: Any, args: Sequence[Any], symbolic_zeros: bool, collector: Collector
 ) -> list[Any] | None:
     """Calls a `custom_jvp` function, its logs brought out. `None`: it has no sites."""
-    sites = _Sites(fun, args, collector)
+    jaxpr, consts = _traced(fun, args)
+    sites = _Sites(jaxpr, collector)
     if not sites.signature:
         return None
 
@@ -78,15 +84,15 @@ def custom_jvp(
 
     def rule(primals: Any, tangents: Any) -> Any:
         consts, args, shared = primals
-        with _inside_rule(collector.depth):
+        with _inside_rule(sites.whose.depth):
             outs = list(_compat.fresh(jvp).call_wrapped(*args, *tangents[1]))
         outs, out_tangents = outs[: len(outs) // 2], outs[len(outs) // 2 :]
         _, logs = sites.run(consts, args, shared)
         return (outs, logs), (out_tangents, jax.tree.map(_no_tangent, logs))
 
     call.defjvp(rule, symbolic_zeros=symbolic_zeros)
-    outs, logs = call(list(sites.consts), list(args), sites.shared())
-    sites.record(logs)
+    outs, logs = call(consts, list(args), _shared(sites, collector))
+    _record(sites, collector, logs)
     _compat.keep_one(fun, jvp)
     return outs
 
@@ -101,7 +107,8 @@ def custom_vjp(
     collector: Collector,
 ) -> list[Any] | None:
     """Calls a `custom_vjp` function, its logs brought out. `None`: it has no sites."""
-    sites = _Sites(fun, args, collector)
+    jaxpr, consts = _traced(fun, args)
+    sites = _Sites(jaxpr, collector)
     if not sites.signature:
         return None
 
@@ -117,7 +124,7 @@ def custom_vjp(
         consts, args_, shared = jax.tree.map(lambda x: x.value, (consts, args, shared))
         # The flat rule wants to know of each argument whether it is perturbed.
         flat = [x for a in args for x in (a.value, a.perturbed)]
-        with _inside_rule(collector.depth):
+        with _inside_rule(sites.whose.depth):
             outs = list(_compat.fresh(fwd).call_wrapped(*flat))
         # Residuals that are arguments aren't returned twice.
         _, res_tree, forwarded = out_trees()
@@ -131,12 +138,12 @@ def custom_vjp(
         outs, _ = cotangents
         if not symbolic_zeros:
             outs = [_instantiated(c) for c in outs]
-        with _inside_rule(collector.depth):
+        with _inside_rule(sites.whose.depth):
             return None, _compat.call_bwd(bwd, res, outs), None
 
     call.defvjp(call_fwd, call_bwd, symbolic_zeros=True)
-    outs, logs = call(list(sites.consts), list(args), sites.shared())
-    sites.record(logs)
+    outs, logs = call(consts, list(args), _shared(sites, collector))
+    _record(sites, collector, logs)
     _compat.keep_one(fun, fwd)
     return outs
 
@@ -176,18 +183,20 @@ def _run_custom_vmap(
     those of the function for each example.
     """
 
+    whose = feed.whose.alike()  # the rule outlives the call
+
     def run(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
-        return evaluate(params["call"], args, Feed(slots, shared, feed.whose))
+        return evaluate(params["call"], args, Feed(slots, shared, whose))
 
     call = jax.custom_batching.custom_vmap(run)
 
     @call.def_vmap
     def rule(axis_size: int, batched: Any, args: Any, slots: Any, shared: Any) -> Any:
         if slots:
-            site = feed.whose.part(_vmap_signature(params)).asks[0].site
+            site = whose.part(_vmap_signature(params)).asks[0].site
             lost(site, "it is inside a `custom_vmap`, whose rule stands in its place.")
         unflatten = params["in_tree"].unflatten
-        with _inside_rule(feed.whose.depth):
+        with _inside_rule(whose.depth):
             outs, outs_batched = params["rule"](
                 axis_size, list(unflatten(batched[0])), *unflatten(args)
             )

@@ -91,6 +91,9 @@ class _Body(Collector):
     def mine(self, site: Site) -> bool:
         return self._whose.mine(site)
 
+    def alike(self) -> Collector:
+        return self._whose.alike()
+
     def asked(self, info: Ask) -> bool:
         return self._whose.asked(info)
 

@@ -198,6 +198,9 @@ class _LogsOnly(Collector):
     def mine(self, site: Site) -> bool:
         return True
 
+    def alike(self) -> Collector:
+        return self
+
     def asked(self, info: Ask) -> bool:
         return not info.shared
 

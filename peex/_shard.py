@@ -67,8 +67,13 @@ def shard_map(
         return leaves
 
     # Its output specifications are known only once it has been traced.
-    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(bind)(*args))
+    jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(bind)(*args))
     (equation,) = (e for e in jaxpr.eqns if e.primitive is primitive)
+    if len(equation.invars) != len(args):
+        # It closes over arrays. Run as a jaxpr, it takes them as arguments.
+        with _compat.set_current_trace(collector.trace):
+            outs = _compat.eval_jaxpr(jaxpr, consts, *args)
+        return returned[0].update(outs)
     params = equation.params
     inside = collector.part(signature(params))
     if not inside:
