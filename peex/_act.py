@@ -40,7 +40,7 @@ def act(
         value = hook(value, data) if site.indexed else hook(value)
         arrays = _check(site, arrays, structure, value)
     if site.log is None:
-        return arrays, [], None
+        return arrays, [], jtu.tree_structure(None)
     logs, treedef = _log_leaves(site, site.log.thaw(log_arrays)(value))
     return arrays, logs, treedef
 

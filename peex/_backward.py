@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from ._errors import LogShapeError, NotInitialisedError
 from ._hooks import IdentityHook
 from ._lift import zeros
-from ._log import buffers_of, Log, Numbering, pack
+from ._log import buffers_of, Log, Numbering, pack, shown, shown_as
 from ._logs import IdentityLog
 from ._site import Ask
 from ._walk import AbstractWrapper
@@ -55,15 +55,15 @@ class _Backward(HookCollector):
                 f"The site {key!r} runs in this call, but the log of this BackwardHook "
                 f"was initialised for a call in which it didn't. {again}"
             )
-        buffers = buffers_of(self.log.raw(key))
-        expected = [f"{b.dtype}{list(b.shape)}" for b in buffers]
-        got = [f"{s.dtype}{list(s.shape)}" for s in info.shapes]
+        entry = self.log.raw(key)
+        expected = shown(entry)
+        got = shown_as(info.treedef, info.dtypes, [s.shape for s in info.shapes])
         if expected != got:
             raise LogShapeError(
-                f"The log of the site {key!r} was initialised for "
-                f"{', '.join(expected)}; this call would log {', '.join(got)}. {again}"
+                f"The log of the site {key!r} was initialised for {expected}; this "
+                f"call would log {got}. {again}"
             )
-        return buffers
+        return buffers_of(entry)
 
 
 class BackwardHook(AbstractWrapper):

@@ -171,6 +171,9 @@ def collecting(collector: Collector) -> Iterator[None]:
     finally:
         collector.trace = None
         trace.invalidate()
+        # JAX may keep the trace, as the parent of one that a derivative rule refers to.
+        trace.parent = None
+        trace.collector = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Running(threading.local):

@@ -182,6 +182,27 @@ def pack(treedef: Any, dtypes: Sequence[Any], buffers: Sequence[Any]) -> Any:
     return jtu.tree_unflatten(treedef, leaves)
 
 
+def shown(entry: Any) -> str:
+    """What an entry of a backward log holds, for an error message."""
+    is_encoded = lambda x: isinstance(x, Encoded)
+    leaves, treedef = jtu.tree_flatten(entry, is_leaf=is_encoded)
+    shapes = [jnp.shape(x.parts if is_encoded(x) else x) for x in leaves]
+    return shown_as(treedef, [x.dtype for x in leaves], shapes)
+
+
+def shown_as(treedef: Any, dtypes: Sequence[Any], shapes: Sequence[Any]) -> str:
+    """The same, of the structure and dtypes that `log_fn` returned, and the shapes of
+    the buffers. The structure is shown where it isn't just one array.
+    """
+    arrays = [
+        f"{jnp.dtype(d)}{list(s[:-1] if _is_encoded(d) else s)}"
+        for d, s in zip(dtypes, shapes, strict=True)
+    ]
+    if len(arrays) == 1 and jtu.treedef_is_leaf(treedef):
+        return arrays[0]
+    return f"{', '.join(arrays) or 'nothing'} in {treedef}"
+
+
 def buffers_of(entry: Any) -> list[Any]:
     """The buffers of an entry of a backward log, the inverse of `pack`."""
     return jtu.tree_leaves(entry)

@@ -1,4 +1,6 @@
-"""Set up before JAX is: four CPU devices, for the tests of sharding."""
+"""Set up before JAX is: four CPU devices, for the tests of sharding. And the options of
+the tests.
+"""
 
 import os
 
@@ -6,3 +8,13 @@ import os
 _FLAG = "--xla_force_host_platform_device_count=4"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--random-programs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="check N new random programs, instead of the few that the suite checks",
+    )

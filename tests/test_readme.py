@@ -8,8 +8,9 @@ import pathlib
 import re
 import textwrap
 
-import peex as px
 import pytest
+
+import peex as px
 
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -11,7 +11,7 @@ paste it into `test_found.py`.
 
 import pytest
 from hypothesis import given, HealthCheck, settings
-from random_checks import check_logs, check_outside, check_patch
+from random_checks import check_derivatives, check_logs, check_outside, check_patch
 from random_interpreter import interpreted
 from random_programs import programs
 
@@ -34,7 +34,8 @@ def run(check, num, more):
 
 
 @pytest.mark.parametrize(
-    "check, num", [(check_logs, 25), (check_outside, 10), (check_patch, 10)]
+    "check, num",
+    [(check_logs, 25), (check_outside, 10), (check_patch, 10), (check_derivatives, 10)],
 )
 def test_random_programs(check, num, pytestconfig):
     with interpreted():

@@ -1,0 +1,45 @@
+"""What random programs have found, each as the smallest program that shows it.
+
+For how to read these see `random_programs.py`. Odd seeds put a `ForwardHook` inside of
+the `BackwardHook`.
+"""
+
+import pytest
+from random_checks import check_logs
+
+
+FOUND = {
+    # JAX 0.11 puts such a loop into an `eval_jaxpr`.
+    "a loop that is recomputed in an inner gradient": (
+        ("under", ("grad",), ("under", ("checkpoint",), ("under", ("repeat",), "gru"))),
+        0,
+    ),
+    # The recomputation was taken for a further call, by the outer of two wrappers.
+    "a recomputation, seen through another wrapper": (
+        ("under", ("grad",), ("under", ("checkpoint",), "linear")),
+        1,
+    ),
+    # A constant inside of the function was taken for something that is differentiated.
+    "a constant in a custom_vjp in a loop": (
+        ("under", ("repeat",), ("under", ("custom_vjp",), ("under", ("map",), "norm"))),
+        0,
+    ),
+    # Its count was the number of iterations, its value that of the last iteration.
+    "the value of a branch in the condition of a while loop": (
+        ("while", ("under", ("cond",), "linear"), "linear"),
+        7,
+    ),
+    "the count of a branch in the condition of a while loop": (
+        ("while", ("under", ("cond",), "linear"), "linear"),
+        8,
+    ),
+    "a while loop in the condition of another": (
+        ("while", ("while", None, "norm"), "linear"),
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("plan, seed", FOUND.values(), ids=FOUND)
+def test_found(plan, seed):
+    check_logs(plan, seed)

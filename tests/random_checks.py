@@ -1,0 +1,252 @@
+"""What must hold of every random program. All in double precision."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_programs import BATCHES, build, CUSTOM, INNER, uses
+from random_twins import names, sites, twin
+
+import peex as px
+
+
+TOLERANCE = 1e-10
+# A call that is recomputed in an inner derivative isn't told from further calls.
+RECOMPUTED = "called more than once, and recomputed in a derivative inside the model"
+
+
+def assert_close(found, expected, what):
+    """Equal to `TOLERANCE` of the largest value."""
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(found) == len(expected), what
+    size = max((float(np.max(np.abs(x))) for x in expected), default=0.0)
+    for x, y in zip(found, expected, strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), what
+        np.testing.assert_allclose(x, y, 0, TOLERANCE * max(1.0, size), err_msg=what)
+
+
+def run_twin(model, x, fed):
+    """The output, the log and the counts."""
+    out, found = twin(model, x, iter(fed))
+    named = list(zip(names(sites(model)), found, strict=True))
+    log = {k: v for k, (v, _) in named}
+    return out, log, {k: n for k, (_, n) in named if n is not None}
+
+
+def nothing_fed(model):
+    return [jnp.zeros((*s.steps, *s.batch, 4)) for s in sites(model)]
+
+
+class Expected:
+    """The output, log and gradients of a model, by its twin; with the values of sites
+    replaced by those of a `patch`, if there is one.
+    """
+
+    def __init__(self, model, x, gradients=False, patch=None):
+        self.keys = names(sites(model))
+        fed = nothing_fed(model)
+        if patch is not None:
+            patches = (patch[k] for k in self.keys)
+            fed = [
+                jnp.concatenate([p, jnp.ones_like(f[..., :1])], -1)
+                for p, f in zip(patches, fed, strict=True)
+            ]
+
+        def run(model_fed, x):
+            model, fed = model_fed
+            found = run_twin(model, x, fed)
+            return loss_of(found[0]), found
+
+        if gradients:
+            run = eqx.filter_grad(run, has_aux=True)
+        grads, found = eqx.filter_jit(run)((model, fed), x)
+        self.out, log, counts = found
+        # In order: JAX sorts dicts.
+        self.log = {k: log[k] for k in self.keys}
+        self.counts = {k: counts[k] for k in self.keys if k in counts}
+        if gradients:
+            self.params = params_of(grads[0])
+            cotangents = zip(self.keys, grads[1], strict=True)
+            self.cotangents = {k: c[..., :3] for k, c in cotangents}
+
+
+def loss_of(out):
+    return jnp.sum(jnp.sin(out) * jnp.arange(1.0, 4.0))
+
+
+def params_of(model):
+    return eqx.filter(model, eqx.is_array)
+
+
+def check_forward(expected, result, what):
+    out, log = result
+    assert list(log) == expected.keys, what
+    assert list(log.counts) == list(expected.counts), what
+    assert_close(out, expected.out, f"output, {what}")
+    for key in log:
+        assert_close(log[key], expected.log[key], f"{key}, {what}")
+    for key, count in expected.counts.items():
+        assert_close(log.counts[key], count, f"count of {key}, {what}")
+
+
+def check_logs(plan, seed=0):
+    """Logs, counts, outputs and gradients are those of the twin."""
+    with jax.enable_x64(True):
+        model, x = build(plan, seed)
+        expected = Expected(model, x, gradients=not uses(plan, "while"))
+        forward = px.ForwardHook(model)
+        check_forward(expected, forward(x), "eager")
+        if uses(plan, "while"):
+            check_forward(expected, eqx.filter_jit(forward)(x), "jit")
+            check_no_cotangents(model, x)
+            return
+        cotangents = not uses(plan, *CUSTOM)
+        together = seed % 2 == 1
+        if not (cotangents and together):
+            grads, result = gradients(forward, x)
+            check_forward(expected, result, "gradient")
+            assert_close(params_of(grads.model), expected.params, "parameters, forward")
+        if not cotangents:
+            check_no_cotangents(model, x)
+            return
+        try:
+            hooked = px.BackwardHook(forward if together else model).init(x)
+        except px.SiteLostError as e:
+            if is_recomputed(plan) and RECOMPUTED in str(e):
+                return
+            raise
+        assert list(hooked.log) == expected.keys
+        grads, result = gradients(hooked, x)
+        if together:
+            check_forward(expected, result, "both")
+            params = grads.model.model
+        else:
+            assert_close(result, expected.out, "output, backward")
+            params = grads.model
+        assert_close(params_of(params), expected.params, "parameters, backward")
+        for key, cotangent in expected.cotangents.items():
+            assert_close(grads.log[key], cotangent, f"cotangent of {key}")
+
+
+@eqx.filter_jit
+def gradients(hooked, x):
+    def loss(hooked, x):
+        result = hooked(x)
+        return loss_of(result[0] if type(result) is tuple else result), result
+
+    return eqx.filter_grad(loss, has_aux=True)(hooked, x)
+
+
+def check_no_cotangents(model, x):
+    with pytest.raises(px.SiteLostError):
+        px.BackwardHook(model).init(x)
+
+
+def is_recomputed(plan):
+    return uses(plan, *INNER) and uses(plan, "checkpoint", "dots")
+
+
+def check_outside(plan, seed=0):
+    """What is around the wrapper changes nothing: `jit`, `vmap`, another wrapper."""
+    with jax.enable_x64(True):
+        model, x = build(plan, seed)
+        hooked = px.ForwardHook(model)
+        eager = hooked(x)
+        check_forward(Expected(model, x), eager, "eager")
+        jitted = eqx.filter_jit(hooked)(x)
+        assert jax.tree.structure(jitted) == jax.tree.structure(eager)
+        assert_close(jitted, eager, "jit")
+        xs = jnp.stack([x, 0.5 - x, 0.3 * x])
+        batched = eqx.filter_vmap(hooked)(xs)
+        for i in range(len(xs)):
+            one = jax.tree.map(lambda a, i=i: a[i], batched)
+            check_forward(Expected(model, xs[i]), one, f"vmap, example {i}")
+        first, second = halves(eager[1])
+        if first:
+            check_order(model, x, eager, first, second)
+
+
+def halves(log):
+    keys = list(dict.fromkeys(k.split("#")[0] for k in log))
+    return keys[: len(keys) // 2], keys[len(keys) // 2 :]
+
+
+def check_order(model, x, eager, first, second):
+    """Two wrappers of different sites log the same in either order, and together what
+    one alone does."""
+    found = []
+    for outer, inner in ((first, second), (second, first)):
+        hooked = px.ForwardHook(px.ForwardHook(model, where=inner), where=outer)
+        (out, inner_log), outer_log = hooked(x)
+        assert_close(out, eager[0], "output of two wrappers")
+        assert not set(inner_log) & set(outer_log)
+        found.append({**inner_log, **outer_log})
+        counts = {**inner_log.counts, **outer_log.counts}
+        assert counts.keys() == eager[1].counts.keys()
+        assert_close(counts, eager[1].counts, "counts of two wrappers")
+    for log in found:
+        assert log.keys() == set(eager[1])
+        assert_close(log, dict(eager[1]), "log of two wrappers")
+
+
+def check_patch(plan, seed=0):
+    """Patching with a model's own log changes nothing; with another, it is the twin
+    whose values are replaced. (An inner derivative takes a patch as constant: it may
+    even be zero for the whole batch, and what follows has no batch axis any more.)"""
+    if uses(plan, "while", *CUSTOM) or (uses(plan, *INNER) and uses(plan, *BATCHES)):
+        return
+    with jax.enable_x64(True):
+        model, x = build(plan, seed)
+        out, log = px.ForwardHook(model)(x)
+        try:
+            same, same_log = px.ForwardHook(model, px.PatchHook(log))(x)
+        except px.SiteLostError as e:
+            if is_recomputed(plan) and RECOMPUTED in str(e):
+                return
+            raise
+        if not uses(plan, *INNER):
+            np.testing.assert_array_equal(same, out)
+            jax.tree.map(np.testing.assert_array_equal, same_log, log)
+        rng = np.random.default_rng(seed)
+        patch = {k: jnp.asarray(rng.normal(size=v.shape)) for k, v in log.items()}
+        result = px.ForwardHook(model, px.PatchHook(px.Log(patch)))(x)
+        check_forward(Expected(model, x, patch=patch), result, "patched")
+
+
+def check_derivatives(plan, seed=0):
+    """A forward log is differentiable as any output: in forward mode, and as part of a
+    loss."""
+    with jax.enable_x64(True):
+        model, x = build(plan, seed)
+        fed = nothing_fed(model)
+
+        def hooked(model, x):
+            out, log = px.ForwardHook(model)(x)
+            return out, dict(log)
+
+        def expected(model, x):
+            return run_twin(model, x, fed)[:2]
+
+        if not uses(plan, "custom_vjp"):
+            found, wanted = (
+                eqx.filter_jit(
+                    lambda m, x, f=f: jax.jvp(lambda x: f(m, x), (x,), (x,))
+                )(model, x)
+                for f in (hooked, expected)
+            )
+            assert_close(found, wanted, "forward mode")
+        if not uses(plan, "while"):
+            found, wanted = (
+                eqx.filter_jit(eqx.filter_grad(lambda m, x, f=f: loss_of_all(f(m, x))))(
+                    model, x
+                )
+                for f in (hooked, expected)
+            )
+            assert_close(params_of(found), params_of(wanted), "activations in a loss")
+
+
+def loss_of_all(out_log):
+    leaves = jax.tree.leaves(out_log)
+    return sum(jnp.sum(jnp.sin(x)) * (i + 1) for i, x in enumerate(leaves))

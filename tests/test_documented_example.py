@@ -1,0 +1,217 @@
+"""The documented example, with exactly its numbers."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import peex as px
+
+
+OUTPUT = [0.23334768]
+FORWARD = {"linear1": [1.2571917, 1.2331474], "linear2": [0.23334768]}
+BACKWARD = {"linear1": [-0.68400913, 0.4777369], "linear2": [1.0]}
+
+
+class MLP(eqx.Module):
+    linear1: eqx.nn.Linear
+    linear2: eqx.nn.Linear
+
+    def __init__(self, in_size, hidden_size, out_size, *, key):
+        key1, key2 = jax.random.split(key, 2)
+        self.linear1 = eqx.nn.Linear(in_size, hidden_size, key=key1)
+        self.linear2 = eqx.nn.Linear(hidden_size, out_size, key=key2)
+
+    def __call__(self, x):
+        return self.linear2(jax.nn.relu(self.linear1(x)))
+
+
+mlp_key, x_key = jax.random.split(jax.random.key(0), 2)
+mlp = MLP(1, 2, 1, key=mlp_key)
+x = jax.random.normal(x_key, (1,))
+xs = jnp.stack([x, 2 * x, -x])
+
+eager_and_jit = pytest.mark.parametrize(
+    "outside", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"]
+)
+
+
+def assert_close(a, b):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b, np.float32), rtol=1e-6)
+
+
+def assert_log(log, expected):
+    assert isinstance(log, px.Log)
+    assert list(log) == list(expected)
+    for key, value in expected.items():
+        assert log[key].dtype == jnp.float32
+        assert_close(log[key], value)
+
+
+def assert_same_grad(grad, expected):
+    assert jax.tree.structure(grad) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(grad), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@eager_and_jit
+def test_forward(outside):
+    hooked = px.ForwardHook(mlp, hook_fn=px.IdentityHook(), log_fn=px.IdentityLog())
+    output, log = outside(lambda h, x: h(x))(hooked, x)
+    assert_close(output, OUTPUT)
+    assert_log(log, FORWARD)
+
+
+@eager_and_jit
+def test_backward(outside):
+    hooked = px.BackwardHook(mlp, hook_fn=px.IdentityHook(), log_fn=px.IdentityLog())
+    hooked = hooked.init(x)
+
+    @outside
+    @eqx.filter_value_and_grad
+    def loss_and_grads(h, x):
+        return jnp.mean(h(x))
+
+    loss, grads = loss_and_grads(hooked, x)
+    assert_close(loss, OUTPUT[0])
+    assert_log(grads.log, BACKWARD)
+    assert_same_grad(grads.model, eqx.filter_grad(lambda m, x: jnp.mean(m(x)))(mlp, x))
+
+
+def test_defaults():
+    output, log = px.ForwardHook(mlp)(x)
+    assert_close(output, OUTPUT)
+    assert_log(log, FORWARD)
+    hooked = px.BackwardHook(mlp).init(x)
+    assert_close(hooked(x), OUTPUT)
+    grads = eqx.filter_grad(lambda h, x: jnp.mean(h(x)))(hooked, x)
+    assert_log(grads.log, BACKWARD)
+
+
+def test_init_from_shapes():
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    a, b = px.BackwardHook(mlp).init(like).log, px.BackwardHook(mlp).init(x).log
+    assert list(a) == list(b) == list(BACKWARD)
+    for key in a:
+        assert a[key].shape == b[key].shape == np.shape(BACKWARD[key])
+        assert not a[key].any() and not b[key].any()
+
+
+@eager_and_jit
+def test_both_nested(outside):
+    hooked = px.BackwardHook(px.ForwardHook(mlp)).init(x)
+
+    @outside
+    def run(h, x):
+        def loss(h, x):
+            output, log = h(x)
+            return jnp.mean(output), log
+
+        return eqx.filter_value_and_grad(loss, has_aux=True)(h, x)
+
+    (loss, log), grads = run(hooked, x)
+    assert_close(loss, OUTPUT[0])
+    assert_log(log, FORWARD)
+    assert_log(grads.log, BACKWARD)
+
+
+def mean_loss(model, x):
+    return jnp.mean(model(x))
+
+
+@eager_and_jit
+def test_value_and_grad(outside):
+    run = outside(px.value_and_grad(mean_loss))
+    (value, logs), grads = run(mlp, x)
+    assert_close(value, OUTPUT[0])
+    assert logs.forward is None
+    assert_log(logs.backward, BACKWARD)
+    assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
+
+
+@eager_and_jit
+def test_value_and_grad_with_forward_log(outside):
+    run = outside(px.value_and_grad(mean_loss, forward=px.IdentityLog()))
+    (value, logs), grads = run(mlp, x)
+    assert_close(value, OUTPUT[0])
+    assert_log(logs.forward, FORWARD)
+    assert_log(logs.backward, BACKWARD)
+    assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
+
+
+def test_value_and_grad_without_backward_log():
+    run = px.value_and_grad(mean_loss, backward=None, forward=px.IdentityLog())
+    (value, logs), grads = run(mlp, x)
+    assert_close(value, OUTPUT[0])
+    assert logs.backward is None
+    assert_log(logs.forward, FORWARD)
+    assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
+
+
+@pytest.mark.parametrize("forward", [None, px.IdentityLog()], ids=["none", "forward"])
+def test_value_and_grad_has_aux(forward):
+    def loss(model, x, *, scale):
+        y = model(x)
+        return jnp.mean(y), {"y": scale * y, "name": "aux"}
+
+    run = px.value_and_grad(loss, forward=forward, has_aux=True)
+    ((value, aux), logs), grads = run(mlp, x, scale=2.0)
+    assert_close(value, OUTPUT[0])
+    assert_close(aux["y"], [2 * OUTPUT[0]])
+    assert aux["name"] == "aux"
+    assert_log(logs.backward, BACKWARD)
+    assert (logs.forward is None) == (forward is None)
+    assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
+
+
+def batch_loss(model, xs):
+    return jnp.sum(jax.vmap(model)(xs) ** 2)
+
+
+@eager_and_jit
+def test_value_and_grad_per_example(outside):
+    run = outside(px.value_and_grad(batch_loss, forward=px.IdentityLog()))
+    (value, logs), grads = run(mlp, xs)
+
+    # By hand: w2 relu(w1 x + b1) + b2, and its derivatives.
+    w1, b1 = np.asarray(mlp.linear1.weight), np.asarray(mlp.linear1.bias)
+    w2, b2 = np.asarray(mlp.linear2.weight), np.asarray(mlp.linear2.bias)
+    a = np.asarray(xs) @ w1.T + b1
+    y = np.maximum(a, 0) @ w2.T + b2
+    dy = 2 * y
+    da = (dy @ w2) * (a > 0)
+    np.testing.assert_allclose(value, np.sum(y**2), rtol=1e-6)
+    assert list(logs.forward) == list(logs.backward) == ["linear1", "linear2"]
+    np.testing.assert_allclose(logs.forward["linear1"], a, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(logs.forward["linear2"], y, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(logs.backward["linear1"], da, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(logs.backward["linear2"], dy, rtol=1e-6, atol=1e-6)
+    # The sum over examples is the gradient of the bias.
+    np.testing.assert_allclose(
+        logs.backward["linear1"].sum(0), grads.linear1.bias, rtol=1e-6, atol=1e-6
+    )
+    assert_same_grad(grads, eqx.filter_grad(batch_loss)(mlp, xs))
+
+
+def test_value_and_grad_options():
+    run = px.value_and_grad(
+        mean_loss,
+        backward=px.NormLog(),
+        hook_fn={"linear2": px.ScaleHook(2.0)},
+        where=["linear1", "linear2"],
+    )
+    (value, logs), grads = run(mlp, x)
+    assert_close(value, OUTPUT[0])
+    assert_close(logs.backward["linear2"], 2.0)
+    norm = 2 * np.linalg.norm(BACKWARD["linear1"])
+    np.testing.assert_allclose(logs.backward["linear1"], norm, rtol=1e-6)
+    expected = jax.tree.map(lambda g: 2 * g, eqx.filter_grad(mean_loss)(mlp, x))
+    assert_same_grad(grads, expected)
+
+
+def test_value_and_grad_pre_hook():
+    run = px.value_and_grad(mean_loss, pre_hook=True, where="linear2")
+    (_, logs), _ = run(mlp, x)
+    (cotangent,) = logs.backward["linear2"]
+    np.testing.assert_allclose(cotangent, mlp.linear2.weight[0], rtol=1e-6)

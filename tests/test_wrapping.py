@@ -1,0 +1,257 @@
+"""The wrapped model goes on working as it did, whatever it does with its parts."""
+
+import copy
+import dataclasses
+import pickle
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wrapped import check, linear, same
+
+import peex as px
+
+
+X = jnp.array([0.5, -1.0])
+
+
+# What a parent may do with its layers
+
+
+class Parent(eqx.Module):
+    lin: eqx.nn.Linear
+
+    def __call__(self, x):
+        return self.lin.weight @ self.lin(x) + self.lin.out_features
+
+
+def test_layer_read_by_its_parent():
+    check(Parent(linear()), X, keys=["lin"])
+
+
+class Checks(eqx.Module):
+    layers: list[Any]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            if isinstance(layer, eqx.nn.Linear):
+                assert type(layer).__name__ == "Linear"
+                x = layer(x)
+            elif isinstance(layer, eqx.nn.Lambda):
+                x = 2 * layer(x)
+            else:
+                raise AssertionError
+        return x
+
+
+def test_isinstance():
+    model = Checks([linear(), eqx.nn.Lambda(jnp.tanh), linear(1)])
+    check(model, X, keys=["layers.0", "layers.1", "layers.2"])
+
+
+class Base(eqx.Module):
+    lin: eqx.nn.Linear
+
+    def __call__(self, x):
+        return self.lin(x)
+
+    @property
+    def double(self):
+        return 2 * self.lin.bias
+
+    def helper(self, x):
+        return self.double + self.lin(x)
+
+    @staticmethod
+    def static(x):
+        return x + 1
+
+    @classmethod
+    def cls(cls, x):
+        return x * len(cls.__name__)
+
+
+class Derived(Base):
+    extra: eqx.nn.Linear
+
+    def __call__(self, x):
+        x = super().__call__(x)
+        x = self.helper(x) + self.static(x) + self.cls(x)
+        return self.extra(super().helper(x)) + self.double
+
+
+@pytest.mark.parametrize("where", [None, "**"])
+def test_super_properties_and_helpers(where):
+    keys = ["lin", "lin#1", "lin#2", "extra"] + ["."] * (where == "**")
+    check(Derived(linear(), linear(1)), X, where=where, keys=keys)
+
+
+def test_super_of_a_chosen_module():
+    class Outer(eqx.Module):
+        inner: Derived
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    # One call of `inner`, though it calls its parent's `__call__` too.
+    check(Outer(Derived(linear(), linear(1))), X, where="inner", keys=["inner"])
+
+
+def test_method_called_through_its_class():
+    class Outer(eqx.Module):
+        lin: eqx.nn.Linear
+
+        def __call__(self, x):
+            return eqx.nn.Linear.__call__(self.lin, x) + self.lin(x)
+
+    # `type(lin).__call__` would be the site; the class's own is the plain method.
+    check(Outer(linear()), X, keys=["lin"])
+
+
+class Nested(eqx.Module):
+    layers: dict[str, Any]
+
+    def __call__(self, x):
+        for layer in self.layers["list"]:
+            x = layer(x)
+        first, (second,) = self.layers["tuple"]
+        return second(first(x)) + self.layers["named"].head(x)
+
+
+class Heads(NamedTuple):
+    head: eqx.nn.Linear
+    unused: None
+
+
+def test_containers():
+    layers = {
+        "list": [linear(0), linear(1)],
+        "tuple": (linear(2), (linear(3),)),
+        "named": Heads(linear(4), None),
+    }
+    keys = ["list.0", "list.1", "tuple.0", "tuple.1.0", "named.head"]
+    check(Nested(layers), X, keys=[f"layers.{k}" for k in keys])
+
+
+class Odd(eqx.Module):
+    self: eqx.nn.Linear
+    key: eqx.nn.Linear
+    model: eqx.nn.Linear
+    log: eqx.nn.Linear
+    plan: eqx.nn.Linear
+    hook_fn: eqx.nn.Linear
+
+    def __init__(this, *layers):
+        names = ("self", "key", "model", "log", "plan", "hook_fn")
+        for name, layer in zip(names, layers, strict=True):
+            setattr(this, name, layer)
+
+    def __call__(this, x):
+        for layer in (this.self, this.key, this.model, this.log, this.plan):
+            x = layer(x)
+        return this.hook_fn(x)
+
+
+def test_fields_named_like_ours():
+    model = Odd(*(linear(i) for i in range(6)))
+    check(model, X, keys=["self", "key", "model", "log", "plan", "hook_fn"])
+
+
+# Methods that return or rebuild modules
+
+
+class Returns(eqx.Module):
+    lin: eqx.nn.Linear
+    scale: float = 2.0
+
+    def __call__(self, x):
+        return self.lin(x), self, self.lin, [self.lin]
+
+
+def test_returned_modules_are_plain():
+    model = Returns(linear())
+    for where in (None, "**", "lin"):
+        for wrap in (px.ForwardHook, px.BackwardHook):
+            hooked = wrap(model, log_fn=None, where=where)
+            out = hooked(X)
+            _, self, lin, (again,) = out[0] if wrap is px.ForwardHook else out
+            assert type(self) is Returns and type(self.lin) is eqx.nn.Linear
+            assert type(lin) is eqx.nn.Linear and type(again) is eqx.nn.Linear
+            same(self, model)
+            same(lin, model.lin)
+            same(again, model.lin)
+
+
+class Counter(eqx.Module):
+    lin: eqx.nn.Linear
+    count: jax.Array
+
+    def __call__(self, x):
+        new = dataclasses.replace(self, count=self.count + 1)
+        return new.lin(x), new
+
+    def rebuilt(self, x):
+        new = type(self)(self.lin, self.count + 1)
+        return new.lin(x), new
+
+    def tree_at(self, x):
+        new = eqx.tree_at(lambda m: m.count, self, self.count + 1)
+        return new.lin(x), new
+
+    def cloned(self, x):
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        new = self.__class__(**{**fields, "count": self.count + 1})
+        return new.lin(x), new
+
+
+@pytest.mark.parametrize("method", ["__call__", "rebuilt", "tree_at", "cloned"])
+@pytest.mark.parametrize("where", [None, ["lin", "."]])
+def test_module_that_rebuilds_itself(method, where):
+    model = Counter(linear(), jnp.array(0))
+    for _ in range(3):
+        (out, model), log = px.ForwardHook(model, where=where, method=method)(X)
+        assert type(model) is Counter and type(model.lin) is eqx.nn.Linear
+        assert log["lin"].shape == out.shape == (2,)
+    assert model.count == 3
+
+
+def test_rebuilt_module_that_is_called():
+    class Outer(eqx.Module):
+        inner: Base
+
+        def __call__(self, x):
+            weight = lambda m: m.lin.weight
+            doubled = eqx.tree_at(weight, self.inner, replace_fn=lambda w: 2 * w)
+            return doubled(x) + self.inner(x)
+
+    keys = ["inner.lin", "inner", "inner.lin#1", "inner#1", "."]
+    lin = linear()
+    log = check(Outer(Base(lin)), X, where="**", keys=keys)
+    expected = 2 * lin.weight @ X + lin.bias
+    np.testing.assert_allclose(log["inner.lin"], expected, rtol=1e-6)
+
+
+# Copies
+
+
+@pytest.mark.parametrize("make", [px.ForwardHook, lambda m: px.BackwardHook(m).init(X)])
+def test_copies_of_a_wrapper(make, tmp_path):
+    hooked = make(Parent(linear()))
+    file = tmp_path / "hooked.eqx"
+    eqx.tree_serialise_leaves(file, hooked)
+    like = jax.tree.map(jnp.zeros_like, hooked)
+    copies = [
+        copy.copy(hooked),
+        copy.deepcopy(hooked),
+        pickle.loads(pickle.dumps(hooked)),
+        eqx.tree_deserialise_leaves(file, like),
+        jax.tree.map(lambda x: x, hooked),
+        eqx.combine(*eqx.partition(hooked, eqx.is_array)),
+    ]
+    for other in copies:
+        assert type(other) is type(hooked)
+        same(other, hooked)
+        same(other(X), hooked(X))
