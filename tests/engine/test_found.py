@@ -5,7 +5,7 @@ the `BackwardHook`.
 """
 
 import pytest
-from random_checks import check_logs
+from random_checks import check_logs, check_outside
 
 
 FOUND = {
@@ -43,3 +43,17 @@ FOUND = {
 @pytest.mark.parametrize("plan, seed", FOUND.values(), ids=FOUND)
 def test_found(plan, seed):
     check_logs(plan, seed)
+
+
+FOUND_OUTSIDE = {
+    # The inner wrapper runs the condition once more, which the outer one logged, too.
+    "a while loop whose condition has sites of two wrappers": (
+        ("while", ("seq", "linear", "norm"), "linear"),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("plan, seed", FOUND_OUTSIDE.values(), ids=FOUND_OUTSIDE)
+def test_found_outside(plan, seed):
+    check_outside(plan, seed)
