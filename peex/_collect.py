@@ -28,6 +28,8 @@ class Collector:
 
     # Whether marks get their derivative rule here.
     attaches = True
+    # Whether taps of other wrappers are dropped, where something is run once more.
+    drops = False
 
     def __init__(self, depth: int):
         self.depth = depth
@@ -95,6 +97,8 @@ class CollectTrace(_compat.Trace):
                 logs = list(tracers[num_values:])
                 collector.record(params["info"], logs)
                 return list(tracers[:num_values])
+            if collector.drops:
+                return list(tracers[: params["num_values"]])
         elif primitive is ask_p:
             if collector.asked(params["info"]):
                 with _compat.set_current_trace(self.parent):

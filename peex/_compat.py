@@ -177,27 +177,20 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def bind_checkpoint(
-    fun: Callable[..., list[Any]], params: dict[str, Any], *args: Any
-) -> list[Any]:
-    """Runs `fun` as the body of a `checkpoint` primitive with these parameters (in
-    `jax.checkpoint` there is none for `differentiated`).
-    """
+def bind_checkpoint(fun: Callable[..., Any], params: dict[str, Any], *args: Any) -> Any:
+    """Runs `fun` as the body of a `checkpoint` primitive with these parameters."""
     leaves, treedef = jax.tree.flatten(args)
-
-    def flat(*leaves: Any) -> list[Any]:
-        return fun(*treedef.unflatten(leaves))
-
-    jaxpr, consts = open_jaxpr(jax.make_jaxpr(flat)(*leaves))
+    flat = lambda *leaves: fun(*treedef.unflatten(leaves))
+    made, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    body, consts = open_jaxpr(made)
     if consts:
+        # The body of this primitive has none: they become arguments.
+        jaxpr = body
         run = lambda consts, leaves: eval_jaxpr(jaxpr, consts, *leaves)
-        closed = jax.make_jaxpr(run)(list(consts), leaves)
-        body, _ = open_jaxpr(closed)
+        body, _ = open_jaxpr(jax.make_jaxpr(run)(list(consts), leaves))
         leaves = [*consts, *leaves]
-    else:
-        body = jaxpr
-    params = {**params, "jaxpr": body}
-    return jex_core.primitives.remat_p.bind(*leaves, **params)
+    outs = jex_core.primitives.remat_p.bind(*leaves, **{**params, "jaxpr": body})
+    return jax.tree.structure(shapes).unflatten(outs)
 
 
 def bind_cond(

@@ -102,7 +102,9 @@ def _data(
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    # A float64 array outside of x64 mode is a float32 one to all that is done with it.
+    dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(x))
+    return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
 
 
 def _ask(

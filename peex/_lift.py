@@ -105,10 +105,17 @@ class _Body(Collector):
 
 
 def evaluate(
-    jaxpr: Any, args: Sequence[Any], feed: Feed, consts: Sequence[Any] | None = None
+    jaxpr: Any,
+    args: Sequence[Any],
+    feed: Feed,
+    consts: Sequence[Any] | None = None,
+    once_more: bool = False,
 ) -> tuple[list[Any], Logs]:
-    """Evaluates the jaxpr of a body: its outputs, and the logs of its sites."""
+    """Evaluates the jaxpr of a body: its outputs, and the logs of its sites.
+    `once_more` says that it runs anyway, so that other wrappers hear of it there.
+    """
     body = _Body(feed)
+    body.drops = once_more
     jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
     consts = own_consts if consts is None else consts
     with collecting(body):

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -65,16 +64,9 @@ def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
         outs, logs = evaluate(params["jaxpr"], args, Feed(slots, shared, feed.whose))
         return outs, [] if params["differentiated"] else logs
 
-    if params["differentiated"]:
-        # What makes it a recomputation is a parameter that `jax.checkpoint` can't give.
-        outs = _compat.bind_checkpoint(
-            lambda *args: run(*args)[0], params, list(args), feed.slots, feed.shared
-        )
-        return outs, []
-    run = jax.checkpoint(
-        run, prevent_cse=params["prevent_cse"], policy=params["policy"]
-    )
-    return run(list(args), feed.slots, feed.shared)
+    # With the primitive's own parameters: `jax.checkpoint` has none for what makes this
+    # a recomputation, and keeps the function, with all it closes over.
+    return _compat.bind_checkpoint(run, params, list(args), feed.slots, feed.shared)
 
 
 #

@@ -113,8 +113,9 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
     taps = (*cond_taps, *body_taps)
     varying = _compat.varying(s for spec in taps for s in spec.shapes)
 
-    def check(carry: Any) -> tuple[list[Any], Logs]:
-        return evaluate(params["cond_jaxpr"], [*cond_consts, *carry], feed)
+    def check(carry: Any, once_more: bool = True) -> tuple[list[Any], Logs]:
+        args = [*cond_consts, *carry]
+        return evaluate(params["cond_jaxpr"], args, feed, once_more=once_more)
 
     def put(rings: list[State], specs: Sequence[TapSpec], found: Logs) -> list[State]:
         rings = [_put(*x) for x in zip(specs, rings, found, strict=True)]
@@ -129,7 +130,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
     )
 
     def cond(state: Any) -> Any:
-        (keep_going,), _ = check(state[0])
+        (keep_going,), _ = check(state[0], once_more=False)
         return keep_going
 
     def body(state: Any) -> Any:
