@@ -3,10 +3,10 @@
 The suite runs a few, always the same ones, mostly without compiling them. For as many
 others as you like:
 
-    pytest tests/engine/test_random_programs.py --random-programs=1000
+    pytest -n 0 tests/engine/test_random_programs.py --random-programs=1000
 
-A program that fails is printed as `check_...(plan, seed)`, made as small as it can be:
-paste it into `test_found.py`.
+A program that fails is printed as a plan and a seed, made as small as it can be: paste
+it into `test_found.py`, with a name.
 """
 
 import pytest
@@ -43,4 +43,4 @@ def test_random_programs(check, num, pytestconfig):
 
 
 def test_compiled():
-    run(check_logs, 5, 0)
+    run(check_logs, 3, 0)
