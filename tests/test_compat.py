@@ -24,18 +24,25 @@ def test_current_trace():
     assert _compat.current_trace() is outside
 
 
+class Passing(_compat.Trace):
+    """Hands everything on to the trace below it."""
+
+    def __init__(self, parent):
+        super().__init__()
+        self.parent = parent
+        self.requires_low = parent.requires_low
+
+    def stage_value(self, val):
+        return self.parent.stage_value(val)
+
+    def process_primitive(self, primitive, tracers, params, /):
+        return self.parent.process_primitive(primitive, tracers, params)
+
+
 def test_trace_processes_primitives():
     seen = []
 
-    class Spy(_compat.Trace):
-        def __init__(self, parent):
-            super().__init__()
-            self.parent = parent
-            self.requires_low = parent.requires_low
-
-        def stage_value(self, val):
-            return self.parent.stage_value(val)
-
+    class Spy(Passing):
         def process_primitive(self, primitive, tracers, params, /):
             seen.append(primitive.name)
             return self.parent.process_primitive(primitive, tracers, params)
@@ -49,18 +56,7 @@ def test_trace_processes_primitives():
 def test_custom_derivatives_come_with_their_functions():
     seen = {}
 
-    class Spy(_compat.Trace):
-        def __init__(self, parent):
-            super().__init__()
-            self.parent = parent
-            self.requires_low = parent.requires_low
-
-        def stage_value(self, val):
-            return self.parent.stage_value(val)
-
-        def process_primitive(self, primitive, tracers, params, /):
-            return self.parent.process_primitive(primitive, tracers, params)
-
+    class Spy(Passing):
         def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
             seen["jvp"] = sorted(params)
             _compat.fresh(fun).call_wrapped(*tracers)
