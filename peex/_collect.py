@@ -51,8 +51,9 @@ class Collector:
                 lost(
                     site,
                     "it ran in a function whose result isn't part of this program, as "
-                    "in `equinox.internal.noinline`, under `jax.eval_shape`, or in a "
-                    "derivative that drops it.",
+                    "under `jax.eval_shape`, in a `jax.pure_callback`, or in a "
+                    "derivative that drops it; or in a `custom_root` (from JAX 0.12 "
+                    "on).",
                 )
 
     def mine(self, site: Site) -> bool:

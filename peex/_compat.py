@@ -19,6 +19,7 @@ import jax.extend.linear_util as lu
 import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
+from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import CustomVJPException as CustomVJPException
 from jax._src.interpreters.batching import batch_subtrace
@@ -83,6 +84,14 @@ def batch_as_is(
     wrapped, out_dims = batch_subtrace(wrapped, jex_core.TraceTag(), axis, tuple(dims))
     outs = wrapped.call_wrapped(*args)
     return list(outs), list(out_dims())
+
+
+def jvp_as_is(
+    fn: Callable[..., Sequence[Any]], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Runs `fn` under a derivative, from a rule for it, where zeros are symbolic."""
+    instantiated = [ad.instantiate_zeros(t) for t in tangents]
+    return jax.jvp(lambda *args: list(fn(*args)), list(primals), instantiated)
 
 
 def _debug_info(name: str) -> jex_core.DebugInfo:
@@ -160,7 +169,7 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     for value in params.values():
         if is_jaxpr(value):
             yield open_jaxpr(value)[0]
-        elif type(value) in (tuple, list):
+        elif isinstance(value, tuple | list):
             for item in value:
                 if is_jaxpr(item):
                     yield open_jaxpr(item)[0]
@@ -273,3 +282,30 @@ def _with_fields(module: Any, fields: dict[str, Any]) -> Any:
     new = object.__new__(type(module))
     vars(new).update(vars(module) | fields)
     return new
+
+
+def inline_noinline(
+    is_hooked: Callable[[], bool], holds_sites: Callable[[Any], bool]
+) -> None:
+    """From now on, `equinox.internal.noinline` in a hooked call runs a function that
+    holds sites as any other, under whatever transformation is active, instead of
+    handing it to a callback that nothing comes out of.
+
+    Equinox makes the primitive with `filter_primitive_def`; its first argument is the
+    number under which the function is kept.
+    """
+    primitive: Any = noinline_p
+    bind = primitive.bind
+
+    def bind_inline(*dynamic: Any, treedef: Any, static: Any, flatten: Any) -> Any:
+        params = {"treedef": treedef, "static": static, "flatten": flatten}
+        index = dynamic[0]
+        if not is_hooked() or isinstance(index, jax_core.Tracer):
+            return bind(*dynamic, **params)
+        run = lambda *others: noinline_impl(index, *others, **params)
+        jaxpr, consts = open_jaxpr(jax.make_jaxpr(run)(*dynamic[1:]))
+        if not holds_sites(jaxpr):
+            return bind(*dynamic, **params)
+        return eval_jaxpr(jaxpr, consts, *dynamic[1:])
+
+    primitive.bind = bind_inline

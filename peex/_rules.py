@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from . import _branches, _compat, _custom, _shard, _while
-from ._collect import Collector
+from . import _branches, _compat, _custom, _shard, _solves, _while
+from ._collect import Collector, next_depth
 from ._lift import evaluate, Feed, lift, Logs, Params, Rule
 from ._signature import join, of_jaxpr, of_primitive, Signature, TapSpec
 from ._site import Ask, Axes, Site, Tap
@@ -164,6 +164,7 @@ rules: dict[str, Rule] = {
     "core_call": Rule(_inlined_signature, _run_inlined),
     "eval_jaxpr": Rule(_inlined_signature, _run_inlined),
     "custom_vmap_call": _custom.custom_vmap,
+    "custom_linear_solve": _solves.linear_solve,
     # Run by the collector itself: these come to it as functions.
     "custom_jvp_call": Rule(_custom.signature, _not_here),
     "custom_vjp_call": Rule(_custom.signature, _not_here),
@@ -218,16 +219,39 @@ def _logs_out_first(primitive: Any) -> Callable[..., Any]:
     return rule
 
 
+def _logs_before_tangents(primitive: Any) -> Callable[..., Any]:
+    """A derivative rule that brings logs out first: JAX solves once more for the
+    tangent, and its sites would be heard once more.
+    """
+    default = _compat.primitive_jvps[primitive]
+    collector = _LogsOnly()
+
+    def rule(primals: Any, tangents: Any, **params: Any) -> Any:
+        if not collector.part(of_primitive(primitive, params)):
+            return default(primals, tangents, **params)
+
+        def run(*args: Any) -> list[Any]:
+            return lift(primitive, args, params, collector)
+
+        return _compat.jvp_as_is(run, primals, tangents)
+
+    return rule
+
+
 _install_lock = threading.Lock()
 _installed: list[Any] = []
 
 
 def install() -> None:
-    """Puts these batching rules in place, at the first hooked call (so that importing
-    peex changes nothing). They leave programs without sites alone.
+    """Puts these rules in place, at the first hooked call (so that importing peex
+    changes nothing). They leave programs without sites alone.
     """
     with _install_lock:
+        if _installed:
+            return
         for primitive in (lax.cond_p, lax.while_p):
-            if primitive not in _installed:
-                _compat.batchers[primitive] = _logs_out_first(primitive)
-                _installed.append(primitive)
+            _compat.batchers[primitive] = _logs_out_first(primitive)
+        solve = lax.linear_solve_p
+        _compat.primitive_jvps[solve] = _logs_before_tangents(solve)
+        _compat.inline_noinline(lambda: next_depth() > 0, lambda j: bool(of_jaxpr(j)))
+        _installed.append(True)

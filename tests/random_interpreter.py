@@ -16,7 +16,9 @@ from jax.extend.core import Literal
 from peex import _compat
 
 
-_PRIVATE = "_pjit_call_impl_python"  # what runs a jitted function that is new
+# What runs a jitted function that is new (JAX 0.10 to 0.12; its canary is a test in
+# `test_random_programs.py`).
+_PRIVATE = "_pjit_call_impl_python"
 
 
 @contextlib.contextmanager
@@ -25,12 +27,12 @@ def interpreted():
     private function that this replaces, they are compiled.)"""
     compiled = getattr(pjit, _PRIVATE, None)
     if compiled is None:
-        yield
+        yield None
         return
     interpreter = _Interpreter(compiled)
     setattr(pjit, _PRIVATE, interpreter)
     try:
-        yield
+        yield interpreter
     finally:
         setattr(pjit, _PRIVATE, compiled)
 
@@ -39,11 +41,13 @@ class _Interpreter:
     def __init__(self, compiled):
         self.compiled = compiled
         self.off = False
+        self.runs = 0
 
     def __call__(self, *args, jaxpr, **params):
         inside, consts = _compat.open_jaxpr(jaxpr)
         if self.off or self._is_simple(inside):
             return self.compiled(*args, jaxpr=jaxpr, **params)
+        self.runs += 1
         with np.errstate(all="ignore"):
             outs = self.run(inside, consts, [np.asarray(x) for x in args])
         return [jax.device_put(x) for x in outs], None, None, []

@@ -228,3 +228,22 @@ def test_wrappers_of_equinox():
 
 def test_random_keys_are_a_dtype():
     assert jnp.issubdtype(jax.random.key(0).dtype, jax.dtypes.prng_key)
+
+
+def test_jvp_as_is():
+    zero = _compat.zero_tangent(jnp.ones(2))
+    run = lambda x, y: [x * y, y]
+    primals, tangents = (jnp.ones(2), jnp.ones(2)), (zero, jnp.full(2, 3.0))
+    outs, tangents = _compat.jvp_as_is(run, primals, tangents)
+    assert [x.tolist() for x in outs] == [[1.0, 1.0]] * 2
+    assert [x.tolist() for x in tangents] == [[3.0, 3.0]] * 2
+
+
+def test_linear_solve_has_four_jaxprs():
+    solve = lambda matvec, b: b / 2
+    fn = lambda b: lax.custom_linear_solve(lambda x: 2 * x, b, solve, solve)
+    params = params_of(fn, "custom_linear_solve", jnp.ones(2))
+    assert params["jaxprs"]._fields == ("matvec", "vecmat", "solve", "transpose_solve")
+    assert len(params["const_lengths"]) == 4
+    assert len(list(_compat.sub_jaxprs(params))) == 4
+    assert lax.linear_solve_p in _compat.primitive_jvps

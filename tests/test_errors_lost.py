@@ -6,7 +6,6 @@ their cases move to the tests of the engine.
 """
 
 import equinox as eqx
-import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -199,11 +198,7 @@ def test_custom_derivative_without_sites_inside_keeps_its_rule(how):
     np.testing.assert_allclose(got, grad(plain)(X), rtol=1e-6)
 
 
-# noinline, shard_map, callbacks
-
-
-def noinline(layer, x):
-    return eqxi.noinline(layer)(x)
+# shard_map
 
 
 def shard_map(layer, x):
@@ -214,7 +209,7 @@ def shard_map(layer, x):
     return f(x[None])[0]
 
 
-LOST = {"noinline": noinline, "shard_map": shard_map}
+LOST = {"shard_map": shard_map}
 
 
 @forward_runs
@@ -309,7 +304,7 @@ def test_function_that_the_model_returns():
 
 
 @pytest.mark.parametrize(
-    "how", [custom_jvp, custom_vjp, noinline, shard_map, while_loop, dynamic_fori_loop]
+    "how", [custom_jvp, custom_vjp, shard_map, while_loop, dynamic_fori_loop]
 )
 def test_traced_values_do_not_leak(how):
     with jax.checking_leaks():

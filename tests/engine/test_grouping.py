@@ -1,7 +1,6 @@
 """Layers that the forward pass stacks, and functions that peex can't see into."""
 
 import equinox as eqx
-import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -72,19 +71,6 @@ def test_other_errors_of_the_model_are_left_alone():
         px.ForwardHook(linear(3, 3, 0), method=broken)(jnp.ones(3))
 
 
-@pytest.mark.parametrize("jit", (False, True))
-@pytest.mark.parametrize("wrapper", (px.ForwardHook, None))
-def test_noinline_is_refused(jit, wrapper):
-    run = lambda m, x: eqxi.noinline(m)(x)
-    lin, x = linear(3, 3, 0), jnp.ones(3)
-    with pytest.raises(px.SiteLostError, match="`equinox.internal.noinline`"):
-        if wrapper is None:
-            px.BackwardHook(lin, method=run).init(x)
-        else:
-            hooked = wrapper(lin, method=run)
-            (eqx.filter_jit(hooked) if jit else hooked)(x)
-
-
 def test_a_site_that_only_runs_abstractly_is_refused():
     def run(m, x):
         return jnp.zeros(jax.eval_shape(m, x).shape)
@@ -99,19 +85,6 @@ def test_a_site_that_also_runs_abstractly():
 
     _, log = px.ForwardHook(linear(3, 3, 0), method=run)(jnp.ones(3))
     assert list(log) == ["."]
-
-
-def solve(m, x):
-    gmres = lambda matvec, b: jax.scipy.sparse.linalg.gmres(matvec, b)[0]
-    matvec = lambda y: m(y) - m.bias + 3 * y
-    return lax.custom_linear_solve(matvec, x, gmres, transpose_solve=gmres)
-
-
-@pytest.mark.parametrize("jit", (False, True))
-def test_a_linear_solve_is_refused(jit):
-    hooked = px.ForwardHook(linear(3, 3, 0), method=solve)
-    with pytest.raises(px.SiteLostError, match="can't be brought out"):
-        (eqx.filter_jit(hooked) if jit else hooked)(jnp.ones(3))
 
 
 def test_associative_scan():

@@ -9,6 +9,9 @@ A program that fails is printed as a plan and a seed, made as small as it can be
 it into `test_found.py`, with a name.
 """
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, HealthCheck, settings
 from random_checks import check_derivatives, check_logs, check_outside, check_patch
@@ -44,3 +47,13 @@ def test_random_programs(check, num, pytestconfig):
 
 def test_compiled():
     run(check_logs, 3, 0)
+
+
+def test_they_are_interpreted():
+    # Else JAX has no longer the private function that the interpreter replaces, and
+    # all of them are compiled.
+    with interpreted() as interpreter:
+        x = jax.jit(lambda x: jnp.sin(x) + 2)(jnp.ones(3))
+    assert interpreter is not None
+    assert interpreter.runs == 1
+    np.testing.assert_allclose(x, np.sin(1) + np.full(3, 2), rtol=1e-6)

@@ -1,0 +1,113 @@
+"""What the compiled program of a hooked call is, next to one written by hand."""
+
+import collections
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax import lax
+
+import peex as px
+
+
+DEPTH, BATCH, WIDTH = 3, 8, 16
+
+
+class MLP(eqx.Module):
+    layers: list[eqx.nn.Linear]
+
+    def __init__(self, key):
+        keys = jr.split(key, DEPTH)
+        self.layers = [eqx.nn.Linear(WIDTH, WIDTH, key=k) for k in keys]
+
+    def __call__(self, x, adds=None):
+        outs = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if adds is not None:
+                x = x + adds[i]
+            outs.append(x)
+            x = jnp.tanh(x)
+        return x, outs
+
+
+class Scanned(eqx.Module):
+    layers: eqx.nn.Linear
+
+    def __init__(self, key):
+        make = lambda k: eqx.nn.Linear(WIDTH, WIDTH, key=k)
+        self.layers = eqx.filter_vmap(make)(jr.split(key, DEPTH))
+
+    def __call__(self, x, adds=None):
+        dynamic, static = eqx.partition(self.layers, eqx.is_array)
+
+        def step(x, layer_and_add):
+            layer, add = layer_and_add
+            out = eqx.combine(layer, static)(x)
+            if add is not None:
+                out = out + add
+            return jnp.tanh(out), out
+
+        return lax.scan(step, x, (dynamic, adds))
+
+
+XS = jr.normal(jr.key(1), (BATCH, WIDTH))
+
+
+def compiled(f, *args):
+    return jax.jit(f).lower(*args).compile()
+
+
+def operations(program):
+    text = re.sub(r"metadata=\{[^}]*\}", "", program.as_text())
+    return collections.Counter(re.findall(r"= \S+ ([a-z][\w\-]*)\(", text))
+
+
+def loss(model, xs):
+    return jnp.mean(jax.vmap(lambda x: model(x)[0])(xs) ** 2)
+
+
+@pytest.mark.parametrize("make", [MLP, Scanned])
+@pytest.mark.parametrize("forward", [None, px.IdentityLog()])
+def test_value_and_grad_is_the_additive_zero_program(make, forward):
+    model = make(jr.key(0))
+    step = px.value_and_grad(loss, forward=forward)
+
+    def hooked(model, xs):
+        (value, logs), grads = step(model, xs)
+        forward = None if logs.forward is None else list(logs.forward.values())
+        return value, list(logs.backward.values()), forward, grads
+
+    def by_hand(model, xs):
+        # Zeros, added to each value: their gradient is its cotangent.
+        def run(model, adds):
+            axes = 0, 1 if make is Scanned else 0
+            out, acts = jax.vmap(model, in_axes=axes)(xs, adds)
+            return jnp.mean(out**2), acts
+
+        shape = (DEPTH, BATCH, WIDTH)
+        adds = jnp.zeros(shape) if make is Scanned else [jnp.zeros(shape[1:])] * DEPTH
+        (value, acts), (grads, cotangents) = jax.value_and_grad(
+            run, argnums=(0, 1), has_aux=True
+        )(model, adds)
+        if make is Scanned:
+            acts, cotangents = [jnp.swapaxes(acts, 0, 1)], [cotangents]
+        return value, cotangents, None if forward is None else acts, grads
+
+    ours, theirs = compiled(hooked, model, XS), compiled(by_hand, model, XS)
+    got, expected = ours(model, XS), theirs(model, XS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), got, expected)
+    ours_memory, theirs_memory = ours.memory_analysis(), theirs.memory_analysis()
+    # No zero buffer is an argument, and none is made.
+    inputs = sum(x.size for x in jax.tree.leaves((model, XS)))
+    assert ours_memory.argument_size_in_bytes == 4 * inputs
+    assert ours_memory.temp_size_in_bytes <= theirs_memory.temp_size_in_bytes
+    assert sum(operations(ours).values()) <= sum(operations(theirs).values())
+    size = rf"f32\[({DEPTH},)?{BATCH},{WIDTH}\]"
+    zeros = rf"= {size}\S* broadcast\(\S*(zero|constant)"
+    made = len(re.findall(zeros, ours.as_text()))
+    assert made <= len(re.findall(zeros, theirs.as_text()))
