@@ -1,24 +1,27 @@
 """Running a program and collecting what its sites hand out.
 
-A [`CollectTrace`][] wraps no values: every primitive goes straight to the trace below
-it, taps are recorded, marks and asks are answered, and a primitive whose jaxprs hold
-sites is rebuilt by its rule, with the logs as further outputs. So eager code keeps its
-concrete values, and a program without sites stays exactly what it was.
+Taps are recorded, marks and asks are answered, on the trace on which a call began: a
+direct call, at hardly any cost. That is all there is to it unless sites are inside of
+what JAX stages (`scan`, `jit`, `checkpoint`, ...). Such a call is run on a
+[`CollectTrace`][], which wraps no values: every primitive goes straight to the trace
+below it, and one whose jaxprs hold sites is rebuilt by its rule, with the logs as
+further outputs. So eager code keeps its concrete values, and a program without sites
+stays exactly what it was.
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _compat
 from ._cotangent import attach
 from ._primitives import ask_p, lost, mark_p, tap_p
+from ._running import AbstractListener, none_running, Speaking, started
 from ._signature import EMPTY, of_primitive, Signature
 from ._site import Ask, Site, Tap
 
 
-class Collector:
+class Collector(AbstractListener):
     """Takes what the sites of one wrapper hand out, and gives what they ask for.
 
     - `records`: the taps, in execution order.
@@ -26,8 +29,8 @@ class Collector:
     - `heard`: the keys of the sites of which something arrived.
     """
 
-    # Whether marks get their derivative rule here.
-    attaches = True
+    # Whether it listens on the trace on which the call began.
+    direct = False
     # Whether taps of other wrappers are dropped, where something is run once more.
     drops = False
 
@@ -63,7 +66,9 @@ class Collector:
         """One that takes the same, and holds nothing of this call."""
         return Collector(self.depth)
 
-    def asked(self, info: Ask) -> bool:
+    def takes(self, primitive: Any, info: Any) -> bool:
+        """Whether it answers this tap, ask or mark."""
+        del primitive
         return self.mine(info.site)
 
     def part(self, signature: Signature) -> Signature:
@@ -72,6 +77,19 @@ class Collector:
 
     def supply(self, info: Ask) -> Sequence[Any]:
         raise NotImplementedError
+
+    def answer(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[Any]:
+        info = params["info"]
+        if primitive is ask_p:
+            return list(self.supply(info))
+        num_values = params["num_values"]
+        values, others = list(args[:num_values]), list(args[num_values:])
+        if primitive is mark_p:
+            return attach(values, others, info, self.supply)
+        self.record(info, others)
+        return values
 
 
 class CollectTrace(_compat.Trace):
@@ -92,31 +110,20 @@ class CollectTrace(_compat.Trace):
 
     def process_primitive(self, primitive, tracers, params, /):
         collector = self.collector
-        if primitive is tap_p:
-            if collector.mine(params["info"].site):
-                num_values = params["num_values"]
-                logs = list(tracers[num_values:])
-                collector.record(params["info"], logs)
-                return list(tracers[:num_values])
-            if collector.drops:
-                return list(tracers[: params["num_values"]])
-        elif primitive is ask_p:
-            if collector.asked(params["info"]):
-                with _compat.set_current_trace(self.parent):
-                    return list(collector.supply(params["info"]))
-        elif primitive is mark_p:
-            info, num_values = params["info"], params["num_values"]
-            if collector.mine(info.site) and collector.attaches:
-                values, others = tracers[:num_values], tracers[num_values:]
-                with _compat.set_current_trace(self.parent):
-                    return attach(values, others, info, collector.supply)
-        else:
-            signature = of_primitive(primitive, params)
-            if signature is not EMPTY and collector.part(signature):
-                from ._lift import lift  # evaluates bodies by means of this file
+        if isinstance(primitive, Speaking):
+            info = params["info"]
+            with _compat.set_current_trace(self.parent):
+                if collector.takes(primitive, info):
+                    return collector.answer(primitive, tracers, params)
+                if primitive is tap_p and collector.drops:
+                    return list(tracers[: params["num_values"]])
+                return primitive.bind(*tracers, **params)
+        signature = of_primitive(primitive, params)
+        if signature is not EMPTY and collector.part(signature):
+            from ._lift import lift  # evaluates bodies by means of this file
 
-                with _compat.set_current_trace(self):
-                    return lift(primitive, tracers, params, collector, self.eager)
+            with _compat.set_current_trace(self):
+                return lift(primitive, tracers, params, collector, self.eager)
         return self.parent.process_primitive(primitive, tracers, params)
 
     def process_call(self, primitive, f, tracers, params, /):
@@ -181,42 +188,23 @@ def collecting(collector: Collector) -> Iterator[None]:
         trace.collector = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Collector] = []
-
-
-_running = _Running()
-
-
-def next_depth() -> int:
-    """The depth of a hooked call that starts now."""
-    return len(_running.stack)
-
-
-def running(depth: int) -> Collector | None:
-    """The collector of the hooked call at this depth, if it is still running."""
-    stack = _running.stack
-    return stack[depth] if depth < len(stack) else None
+@contextlib.contextmanager
+def run_with(collector: Collector) -> Iterator[None]:
+    """One hooked call: sites inside speak to `collector`."""
+    with started(collector):
+        if not collector.direct:
+            with collecting(collector):
+                yield
+            return
+        collector.trace = _compat.current_trace()
+        try:
+            yield
+        finally:
+            collector.trace = None
 
 
 @contextlib.contextmanager
 def detached(collector: Collector) -> Iterator[None]:
     """Sites inside find no hooked call running; what reaches `collector` is dropped."""
-    stack, _running.stack = _running.stack, []
-    try:
-        with collecting(collector):
-            yield
-    finally:
-        _running.stack = stack
-
-
-@contextlib.contextmanager
-def run_with(collector: Collector) -> Iterator[None]:
-    """One hooked call: sites inside find `collector` through `running`."""
-    _running.stack.append(collector)
-    try:
-        with collecting(collector):
-            yield
-    finally:
-        _running.stack.pop()
+    with none_running(), collecting(collector):
+        yield

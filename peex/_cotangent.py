@@ -84,6 +84,7 @@ tie_p = _compat.Primitive("peex_tie")
 tie_p.def_impl(lambda value, buffer: value)
 tie_p.def_abstract_eval(lambda value, buffer: value)
 _compat.primitive_jvps[tie_p] = _tie_jvp
+_compat.linearize_as_sum(tie_p)
 _compat.batchers[tie_p] = _tie_batch
 _compat.register_lowering(tie_p, lambda ctx, value, buffer: [value])
 

@@ -14,9 +14,10 @@ import jax.tree_util as jtu
 
 from . import _compat
 from ._act import act, is_array
-from ._collect import Collector, running
+from ._collect import Collector
 from ._log import encoded_shapes
 from ._primitives import ask, lost, mark, tap
+from ._running import running
 from ._site import Ask, ask_arrays, Axes, Frozen, Mark, Site, Tap
 
 

@@ -86,7 +86,6 @@ class _Body(Collector):
         self._slots = iter(feed.slots)
         self._shared = feed.shared
         self._whose = feed.whose
-        self.attaches = feed.whose.attaches
 
     def mine(self, site: Site) -> bool:
         return self._whose.mine(site)
@@ -94,8 +93,8 @@ class _Body(Collector):
     def alike(self) -> Collector:
         return self._whose.alike()
 
-    def asked(self, info: Ask) -> bool:
-        return self._whose.asked(info)
+    def takes(self, primitive: Any, info: Any) -> bool:
+        return self._whose.takes(primitive, info)
 
     def part(self, signature: Signature) -> Signature:
         return self._whose.part(signature)
@@ -151,7 +150,6 @@ def _compiled(
     key = (
         primitive.name,
         collector.depth,
-        collector.attaches,
         tuple(weakref.ref(j) for j in jaxprs),
         tuple((name, _hashable(v)) for name, v in sorted(params.items())),
     )

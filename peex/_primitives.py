@@ -9,7 +9,7 @@ whatever JAX transformations it runs under.
 - `mark` says that a value's cotangent is wanted, and into which buffer. It is the
     identity, under inner derivatives too; the collector makes a derivative rule of it.
 
-All live only between a site and the collector that removes them: none can be executed
+All live only between a site and the collector that answers them: none can be executed
 or compiled. One that gets that far would have been lost, and raises.
 """
 
@@ -22,18 +22,13 @@ import jax.numpy as jnp
 
 from . import _compat
 from ._errors import SiteLostError
+from ._running import Speaking
 from ._site import Ask, Mark, Site, Tap
 
 
-def _primitive(name: str) -> Any:
-    primitive = _compat.Primitive(name)
-    primitive.multiple_results = True
-    return primitive
-
-
-tap_p = _primitive("peex_tap")
-mark_p = _primitive("peex_mark")
-ask_p = _primitive("peex_ask")
+tap_p: Any = Speaking("peex_tap")
+mark_p: Any = Speaking("peex_mark")
+ask_p: Any = Speaking("peex_ask")
 
 
 def tap(values: Sequence[Any], logs: Sequence[Any], info: Tap) -> list[Any]:

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import _branches, _compat, _custom, _shard, _solves, _while
-from ._collect import Collector, next_depth
+from ._collect import Collector
 from ._lift import evaluate, Feed, lift, Logs, Params, Rule
+from ._primitives import ask_p, tap_p
+from ._running import next_depth
 from ._signature import join, of_jaxpr, of_primitive, Signature, TapSpec
 from ._site import Ask, Axes, Site, Tap
 
@@ -183,8 +185,6 @@ rules: dict[str, Rule] = {
 class _LogsOnly(Collector):
     """Takes taps, and asks for buffers, of every depth; leaves marks where they are."""
 
-    attaches = False
-
     def __init__(self) -> None:
         super().__init__(depth=-1)
 
@@ -194,8 +194,10 @@ class _LogsOnly(Collector):
     def alike(self) -> Collector:
         return self
 
-    def asked(self, info: Ask) -> bool:
-        return not info.shared
+    def takes(self, primitive: Any, info: Any) -> bool:
+        if primitive is ask_p:
+            return not info.shared
+        return primitive is tap_p
 
     def part(self, signature: Signature) -> Signature:
         return dataclasses.replace(signature, shared=())

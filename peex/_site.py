@@ -73,6 +73,8 @@ class Site:
     - `key`: the name in the log.
     - `depth`: how many hooked calls were running when this one started; tells the
         sites of nested wrappers apart.
+    - `direct`: whether its call is a direct one (see `_collect.py`). JAX keeps programs
+        by what they are made of, so those of the two kinds must differ.
     - `backward`: whether hook and log act on the cotangent.
     - `pre`, `with_kwargs`: whether the value is the arguments.
     - `hook`, `log`: what acts, `None` for nothing.
@@ -84,6 +86,7 @@ class Site:
 
     key: str
     depth: int
+    direct: bool
     backward: bool
     pre: bool
     with_kwargs: bool

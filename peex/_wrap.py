@@ -3,11 +3,14 @@
 `plan` is done once, when a wrapper is built; `run` at every call.
 """
 
+import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
 
-from ._collect import Collector, next_depth, run_with
+from . import _compat
+from ._collect import Collector, run_with
 from ._errors import SiteNotFiredError
 from ._group import grouped, Prefix, refuse, stacked
 from ._hooks import IdentityHook
@@ -16,9 +19,10 @@ from ._instrument import instrument, strip
 from ._log import Numbering
 from ._primitives import lost
 from ._rules import install
+from ._running import next_depth, Staged
 from ._select import assign, Chosen, select
 from ._site import Ask, freeze, Frozen, Site
-from ._walk import AbstractWrapper
+from ._walk import AbstractWrapper, unwrap
 
 
 Method = str | Callable[..., Any]
@@ -178,8 +182,11 @@ def run(
     """
     install()
     groups: set[Prefix] = set()
+    trace = _compat.current_trace()
+    direct = not (_compat.differentiates(trace) or _known_to_stage(plan, model))
     while True:
         collector = make_collector()
+        collector.direct = direct
         sites = _sites(plan, collector, backward, groups)
         if not sites:
             return call_method(model, plan.method, args, kwargs), collector
@@ -187,6 +194,11 @@ def run(
             with run_with(collector):
                 instrumented = instrument(model, sites)
                 out = call_method(instrumented, plan.method, args, kwargs)
+        except Staged as signal:
+            if signal.depth != collector.depth:
+                raise
+            direct = False
+            _remember_staging(plan, model)
         except ValueError as error:
             group = stacked(error)
             if group is None or group in groups:
@@ -200,6 +212,28 @@ def run(
             return strip(out), collector
 
 
+# What is known to have sites inside of what JAX stages: the models by class and the name
+# of the method, and functions. A direct call of these would be in vain.
+_staging: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _known_to_stage(plan: Plan, model: Any) -> bool:
+    if isinstance(plan.method, str):
+        return plan.method in _staging.get(type(unwrap(model)), ())
+    try:
+        return plan.method in _staging
+    except TypeError:  # can't be hashed, or referred to weakly
+        return False
+
+
+def _remember_staging(plan: Plan, model: Any) -> None:
+    if isinstance(plan.method, str):
+        _staging.setdefault(type(unwrap(model)), set()).add(plan.method)
+        return
+    with contextlib.suppress(TypeError):
+        _staging.setdefault(plan.method, set())
+
+
 def _sites(
     plan: Plan, collector: HookCollector, backward: bool, groups: set[Prefix]
 ) -> dict[str, dict[str, tuple[Site, ...]]]:
@@ -210,6 +244,7 @@ def _sites(
         site = Site(
             key=grouped(chosen.key(plan.root_method), groups),
             depth=collector.depth,
+            direct=collector.direct,
             backward=backward,
             pre=plan.pre,
             with_kwargs=plan.with_kwargs,

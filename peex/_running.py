@@ -1,0 +1,100 @@
+"""Which hooked calls are running now, on this thread.
+
+A hooked call has a depth: how many others were running when it started. A site knows
+its depth, and finds its collector by it.
+"""
+
+import abc
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from . import _compat
+
+
+class Staged(BaseException):
+    """A direct call has met a site inside of a program that JAX is staging: it must be
+    made again, with a trace of its own (see `run` in `_wrap.py`).
+    """
+
+    def __init__(self, depth: int):
+        self.depth = depth
+
+
+class AbstractListener(abc.ABC):
+    """What a hooked call listens with.
+
+    - `trace`: where what its sites say is answered.
+    - `direct`: whether that is the trace on which the call began, rather than one made
+        for it.
+    """
+
+    trace: _compat.Trace | None
+    direct: bool
+
+    @abc.abstractmethod
+    def answer(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[Any]:
+        """Answers a tap, an ask or a mark on the trace that is current."""
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+
+_running = _Running()
+
+
+def next_depth() -> int:
+    """The depth of a hooked call that starts now."""
+    return len(_running.stack)
+
+
+def running(depth: int) -> Any | None:
+    """The collector of the hooked call at this depth, if it is still running."""
+    stack = _running.stack
+    return stack[depth] if depth < len(stack) else None
+
+
+@contextlib.contextmanager
+def started(listener: AbstractListener) -> Iterator[None]:
+    """Sites inside find `listener` through `running`."""
+    _running.stack.append(listener)
+    try:
+        yield
+    finally:
+        _running.stack.pop()
+
+
+@contextlib.contextmanager
+def none_running() -> Iterator[None]:
+    """Sites inside find no hooked call."""
+    stack, _running.stack = _running.stack, []
+    try:
+        yield
+    finally:
+        _running.stack = stack
+
+
+class Speaking(_compat.Primitive):
+    """A primitive by which a site speaks to its collector. Wherever it is bound, it is
+    handed on by its rules until it comes to the collector's trace, and answered there.
+    """
+
+    multiple_results = True
+
+    def bind_with_trace(
+        self, trace: Any, args: Any, avals: Any, params: Any, /
+    ) -> list[Any]:
+        depth = params["info"].site.depth
+        listener: AbstractListener | None = running(depth)
+        if listener is not None:
+            if trace is listener.trace:
+                with _compat.set_current_trace(trace):
+                    return listener.answer(self, args, params)
+            if listener.direct and not _compat.hands_on(trace):
+                raise Staged(depth)
+        return super().bind_with_trace(trace, args, avals, params)
