@@ -34,6 +34,9 @@ def act(
     **Raises:** `HookShapeError`, `LogValueError`.
     """
     arrays = list(arrays)
+    if site.hook is None and site.log is not None and site.log.is_identity:
+        logs = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
+        return arrays, logs, structure
     value = jtu.tree_unflatten(structure, arrays)
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)

@@ -301,18 +301,23 @@ def jit_shardings(params: dict[str, Any]) -> tuple[Any, Any]:
     return given(params["in_shardings"]), given(params["out_shardings"])
 
 
+def may_stand_for(cls: type) -> bool:
+    """Whether it is the class of a wrapper of Equinox's."""
+    return (
+        issubclass(cls, eqx.Module)
+        and cls.__module__.startswith("equinox.")
+        and isinstance(getattr(cls, "__wrapped__", None), property)
+        and cls.__name__ != "BoundMethod"
+    )
+
+
 def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
     """What a wrapper of Equinox's (`filter_vmap`, `filter_jit`, `filter_checkpoint`,
     ...) wraps, and a function that puts something else in its place; `None` for any
     other object. No wrapper documents its fields.
     """
     cls: Any = type(module)
-    if not (
-        isinstance(module, eqx.Module)
-        and cls.__module__.startswith("equinox.")
-        and isinstance(getattr(cls, "__wrapped__", None), property)
-        and cls.__name__ != "BoundMethod"
-    ):
+    if not may_stand_for(cls):
         return None
     if cls.__name__ == "_JitWrapper":
         # Holds its function in two halves, which only `filter_jit` can make.

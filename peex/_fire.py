@@ -27,17 +27,21 @@ def call(
     """Calls `fn` with the sites around it, those of the outermost wrapper outermost."""
     if not sites:
         return fn(*args, **kwargs)
-    site, *rest = sites
+    site, rest = sites[0], sites[1:]
     if site.pre and site.with_kwargs:
         args, kwargs = _fire(site, (args, kwargs))
         return call(rest, fn, args, kwargs)
     if site.pre:
         return call(rest, fn, _fire(site, args), kwargs)
-    out = call(rest, fn, args, kwargs)
+    out = call(rest, fn, args, kwargs) if rest else fn(*args, **kwargs)
     if type(out) is tuple and len(out) == 2 and _is_state(out[1]):
         # A stateful layer: the state isn't what it computed.
         return _fire(site, out[0]), out[1]
     return _fire(site, out)
+
+
+_NO_AXES = Axes()
+_ONE_ARRAY = jtu.tree_structure(0)
 
 
 def _is_state(x: object) -> bool:
@@ -46,14 +50,16 @@ def _is_state(x: object) -> bool:
 
 def _fire(site: Site, value: Any) -> Any:
     """The value with hook and log applied; what isn't an array passes by."""
-    leaves, treedef = jtu.tree_flatten(value, is_leaf=_is_state)
+    fire = _backward if site.backward else _forward
     keep = _is_differentiable if site.backward else is_array
+    if isinstance(value, jax.Array) and keep(value):
+        return fire(site, [value], _ONE_ARRAY)[0]
+    leaves, treedef = jtu.tree_flatten(value, is_leaf=_is_state)
     kept = [keep(x) for x in leaves]
     structure = jtu.tree_structure(
         jtu.tree_unflatten(treedef, [0 if k else None for k in kept])
     )
     arrays = [x for x, k in zip(leaves, kept, strict=True) if k]
-    fire = _backward if site.backward else _forward
     arrays = iter(fire(site, arrays, structure))
     return jtu.tree_unflatten(
         treedef,
@@ -74,7 +80,7 @@ def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
         # There is no collector in a derivative rule of the model's own, which JAX
         # runs after the hooked call has ended.
         return arrays
-    info = Tap(site, treedef, Axes())
+    info = Tap(site, treedef, _NO_AXES)
     if _compat.current_trace() is collector.trace:
         collector.record(info, logs)
         return arrays

@@ -10,8 +10,9 @@ module: `vmap`, `scan`, `jit`, `checkpoint`. The user's model is never changed.
 import abc
 import dataclasses
 import functools as ft
+import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -35,6 +36,11 @@ class Instrumented:
     # A class of the user's may register its subclasses, or refuse to have any.
     def __init_subclass__(cls, **kwargs: Any) -> None:
         del kwargs
+
+
+def _dict(module: Any) -> dict[str, Any]:
+    # Equinox's own attribute lookup does more, at some cost.
+    return object.__getattribute__(module, "__dict__")
 
 
 class _Function(eqx.Module):
@@ -88,7 +94,7 @@ def _make_subclass(cls: type) -> type:
     dynamic = tuple(f.name for f in fields if not f.metadata.get("static", False))
 
     def flatten(self: Any) -> tuple[Any, Any]:
-        values = self.__dict__
+        values = _dict(self)
         return (
             tuple(values.get(name, _missing) for name in dynamic),
             (
@@ -110,7 +116,7 @@ def _make_subclass(cls: type) -> type:
     def unflatten(aux: Any, values: Any) -> Any:
         sites, static_values, others = aux
         self = object.__new__(sub)
-        attributes = self.__dict__
+        attributes = _dict(self)
         attributes[_ATTRIBUTE] = sites
         for name, value in zip(dynamic, values, strict=True):
             if value is not _missing:
@@ -148,8 +154,12 @@ def _method(cls: type, name: str) -> Callable:
     """The method `name` of a subclass of `cls`: the parent's, with its sites around."""
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        original = getattr(super(_subclass(cls), self), name)
-        sites = self.__dict__[_ATTRIBUTE].get(name, ())
+        original = getattr(cls, name)
+        if type(original) is types.FunctionType:
+            original = ft.partial(original, self)
+        else:
+            original = getattr(super(_subclass(cls), self), name)
+        sites = _dict(self)[_ATTRIBUTE].get(name, ())
         return _fire.call(sites, original, args, kwargs)
 
     return ft.wraps(getattr(cls, name))(method)
@@ -168,15 +178,16 @@ def _attach(node: Any, sites: Sites) -> Any:
         return _Function(node, sites["__call__"])
     if isinstance(node, _Function):
         return _Function(node.fn, node.sites + sites["__call__"])
-    merged = dict(node.__dict__.get(_ATTRIBUTE, {}))
+    attributes = _dict(node)
+    merged = dict(attributes.get(_ATTRIBUTE, {}))
     sub = type(node) if isinstance(node, Instrumented) else _subclass(type(node))
     for name, added in sites.items():
         merged[name] = merged.get(name, ()) + added
         if name not in sub.__dict__:
             setattr(sub, name, _method(sub.__peex_original__, name))
     new = object.__new__(sub)
-    new.__dict__.update(node.__dict__)
-    new.__dict__[_ATTRIBUTE] = _SiteMap(merged)
+    _dict(new).update(attributes)
+    _dict(new)[_ATTRIBUTE] = _SiteMap(merged)
     return new
 
 
@@ -195,6 +206,38 @@ def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
         return node if mine is None else _attach(node, mine)
 
     return visit((), model)
+
+
+class Memo(dict[Any, Any]):
+    """Remembers instrumented structures for one wrapper. It isn't part of what that is:
+    a copy starts with an empty one.
+    """
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
+
+    def instrument(
+        self, model: Any, key: Hashable, sites: Callable[[], Mapping[str, Sites]]
+    ) -> Any:
+        """As the function does. What results is remembered by `key` and the structure
+        of the model, which the sites depend on alone.
+        """
+        leaves, treedef = jtu.tree_flatten(model)
+        try:
+            known = self.get((key, treedef))
+        except (TypeError, ValueError):
+            # A static field that can't be hashed, or compared (a NumPy array).
+            return instrument(model, sites())
+        if known is not None:
+            return known.unflatten(leaves)
+        new = instrument(model, sites())
+        new_leaves, new_treedef = jtu.tree_flatten(new)
+        # A function with sites is no leaf any more; that isn't remembered.
+        if len(leaves) == len(new_leaves):
+            if len(self) >= 16:
+                self.clear()
+            self[key, treedef] = new_treedef
+        return new
 
 
 def strip(tree: Any) -> Any:

@@ -45,9 +45,10 @@ def places(model: Any, root_method: str) -> list[Place]:
         if parts is not None:
             for k, child in parts[0]:
                 callable_inside |= visit(k, child)
-        module = isinstance(node, eqx.Module) and not stands_in(node)
+        callable_ = is_module(node)
+        module = callable_ or (isinstance(node, eqx.Module) and not stands_in(node))
         entry = module and key == () and root_method != "__call__"
-        if is_module(node) or entry:
+        if callable_ or entry:
             found.insert(here, Place(key, node, True, not callable_inside))
             return True
         if module or is_function(node):

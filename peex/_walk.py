@@ -3,11 +3,14 @@
 Choosing sites and putting them in both walk like this, so they agree on every name.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from . import _compat
 
@@ -24,16 +27,45 @@ def children(
     A wrapper of Equinox's that stands for a module passes its own key on to it. So do
     peex's own, whose other children (hooks are modules too) aren't part of the model.
     """
+    kind = _kind(node)
+    if kind.array:
+        return None
     found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(found) == 1 and found[0][1] is node:
         return None
-    inside = _stood_for(node)
+    inside = _stood_for(node) if kind.stands_in else None
     if inside is not None:
         wrapped, rewrap = inside
         return [(key, wrapped)], lambda new: rewrap(new[0])
     # A key of a dict may hold dots itself, as in models ported from PyTorch.
     parts = [((*key, *_name(e).split(".")), child) for (e,), child in found]
     return parts, treedef.unflatten
+
+
+class _Kind(NamedTuple):
+    """What can be told of a node from its class."""
+
+    array: bool
+    module: bool
+    stands_in: bool  # perhaps: a wrapper of Equinox's needn't hold a module
+    callable_: bool
+
+
+_kinds: weakref.WeakKeyDictionary[type, _Kind] = weakref.WeakKeyDictionary()
+
+
+def _kind(node: Any) -> _Kind:
+    cls = type(node)
+    kind = _kinds.get(cls)
+    if kind is None:
+        ours = issubclass(cls, AbstractWrapper)
+        kind = _kinds[cls] = _Kind(
+            issubclass(cls, jax.Array | np.ndarray),
+            issubclass(cls, eqx.Module),
+            ours or _compat.may_stand_for(cls),
+            callable(node),
+        )
+    return kind
 
 
 def _stood_for(node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
@@ -72,18 +104,20 @@ def _name(entry: Any) -> str:
 
 def is_module(node: Any) -> bool:
     """A module that can be called, and doesn't only stand for another."""
-    return isinstance(node, eqx.Module) and callable(node) and not stands_in(node)
+    kind = _kind(node)
+    return kind.module and kind.callable_ and not stands_in(node)
 
 
 def stands_in(node: Any) -> bool:
     """A wrapper that passes its key on to what it wraps."""
-    return _stood_for(node) is not None
+    return _kind(node).stands_in and _stood_for(node) is not None
 
 
 def is_function(node: Any) -> bool:
     """A leaf that is a function, as the activation of an MLP is."""
     return (
         callable(node)
-        and not isinstance(node, eqx.Module | type)
+        and not _kind(node).module
+        and not isinstance(node, type)
         and jtu.all_leaves([node])
     )

@@ -15,7 +15,7 @@ from ._errors import SiteNotFiredError
 from ._group import grouped, Prefix, refuse, stacked
 from ._hooks import IdentityHook
 from ._indexed import AbstractIndexedHook
-from ._instrument import instrument, strip
+from ._instrument import Memo, strip
 from ._log import Numbering
 from ._primitives import lost
 from ._rules import install
@@ -45,6 +45,7 @@ class Plan:
     pre: bool
     with_kwargs: bool
     while_buffer: int | None = None
+    memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
 
     @property
     def logs(self) -> bool:
@@ -187,12 +188,11 @@ def run(
     while True:
         collector = make_collector()
         collector.direct = direct
-        sites = _sites(plan, collector, backward, groups)
-        if not sites:
+        instrumented = _instrumented(plan, model, collector, backward, groups)
+        if instrumented is model:  # nothing to do
             return call_method(model, plan.method, args, kwargs), collector
         try:
             with run_with(collector):
-                instrumented = instrument(model, sites)
                 out = call_method(instrumented, plan.method, args, kwargs)
         except Staged as signal:
             if signal.depth != collector.depth:
@@ -232,6 +232,27 @@ def _remember_staging(plan: Plan, model: Any) -> None:
         return
     with contextlib.suppress(TypeError):
         _staging.setdefault(plan.method, set())
+
+
+def _instrumented(
+    plan: Plan,
+    model: Any,
+    collector: HookCollector,
+    backward: bool,
+    groups: set[Prefix],
+) -> Any:
+    if not collector.frozen and not plan.asked:
+        return model
+    key = (
+        collector.depth,
+        collector.direct,
+        backward,
+        frozenset(groups),
+        tuple(collector.frozen.items()),
+        frozenset(collector.indexed),
+    )
+    sites = lambda: _sites(plan, collector, backward, groups)
+    return plan.memo.instrument(model, key, sites)
 
 
 def _sites(
