@@ -21,8 +21,10 @@ import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p
 from jax._src.core import trace_ctx
-from jax._src.interpreters.ad import CustomVJPException as CustomVJPException
-from jax._src.interpreters.ad import primitive_linearizations
+from jax._src.interpreters.ad import (
+    CustomVJPException as CustomVJPException,
+    primitive_linearizations,
+)
 from jax._src.interpreters.batching import batch_subtrace
 from jax.custom_derivatives import SymbolicZero
 

@@ -212,8 +212,8 @@ def run(
             return strip(out), collector
 
 
-# What is known to have sites inside of what JAX stages: the models by class and the name
-# of the method, and functions. A direct call of these would be in vain.
+# What is known to have sites inside of what JAX stages: models by class and the name of
+# the method, and functions. A direct call of these would be in vain.
 _staging: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
