@@ -25,6 +25,7 @@ from ._indexed import AtStep as AtStep, PatchHook as PatchHook
 from ._log import Log as Log
 from ._logs import (
     AbstractLog as AbstractLog,
+    HistogramLog as HistogramLog,
     IdentityLog as IdentityLog,
     MaxAbsLog as MaxAbsLog,
     MeanLog as MeanLog,

@@ -6,14 +6,14 @@ it is in, and the whole value needn't be kept. To add a log, add a class here.
 """
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 
 class AbstractLog(eqx.Module):
@@ -129,3 +129,54 @@ class MaxAbsLog(AbstractLog):
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return _per_array(lambda x: jnp.max(jnp.abs(x), initial=0), value)
+
+
+class HistogramLog(AbstractLog):
+    """Records how many elements of each array lie between given edges, int32 of shape
+    `(len(edges) + 1,)`: the first count is of what is below `edges[0]`, the last of
+    what is at or above `edges[-1]` (and of NaNs), and the one at `i` of
+    `edges[i - 1] <= x < edges[i]`. Of complex values, by their absolute value.
+
+    Nothing falls outside, and the value itself needn't be kept: inside a `scan`, there
+    is one small histogram for each step.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        _, log = px.ForwardHook(linear, log_fn=px.HistogramLog([-1, 0, 1]))(jnp.ones(2))
+        log["."].shape  # (4,)
+        ```
+    """
+
+    edges: Float[ArrayLike, " n"]
+
+    def __init__(self, edges: Sequence[float] | Float[ArrayLike, " n"]):
+        """**Arguments:**
+
+        - `edges`: increasing numbers, shape `(n,)`, in the units of the value.
+        """
+        if not hasattr(edges, "dtype"):
+            edges = jnp.asarray(edges, float)
+        if jnp.size(edges) < 1:
+            raise ValueError(
+                "The `edges` of a HistogramLog are an increasing sequence of at least "
+                "one number, as in `px.HistogramLog([-1, 0, 1])`; got none."
+            )
+        self.edges = edges
+
+    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[Int[Array, " counts"]]:
+        def count(x: Any) -> Any:
+            x = jnp.abs(x) if jnp.iscomplexobj(x) else x
+            # One comparison for each edge: compiled, these are fused into the sums, and
+            # nothing of the size of the value is made.
+            least = [jnp.sum(x < e, dtype=jnp.int32) for e in jnp.asarray(self.edges)]
+            bounds = jnp.stack([jnp.int32(0), *least, jnp.int32(x.size)])
+            return jnp.diff(bounds)
+
+        return _per_array(count, value)

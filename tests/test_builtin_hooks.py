@@ -81,6 +81,34 @@ def test_mean_std(value):
 
 
 @values
+def test_histogram(value):
+    edges = [-1.5, 0.0, 0.5, 3.0, 150.0]
+    got = logged(px.HistogramLog(edges), value)
+    x = wide(value)
+    x = np.abs(x) if np.iscomplexobj(x) else x
+    expected, _ = np.histogram(x, [-np.inf, *edges, np.inf])
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_histogram_loses_nothing():
+    value = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.0, 1.0])
+    got = logged(px.HistogramLog(np.array([0.0, 1.0])), value)
+    np.testing.assert_array_equal(got, [1, 1, 3])
+    with pytest.raises(ValueError, match="at least one number"):
+        px.HistogramLog([])
+
+
+def test_histogram_of_cotangents():
+    linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    hooked = px.BackwardHook(linear, log_fn=px.HistogramLog([0.0, 2.0]))
+    hooked = hooked.init(jnp.ones(2))
+    weights = jnp.array([1.0, -1.0, 5.0])
+    grads = eqx.filter_grad(lambda h: jnp.sum(h(jnp.ones(2)) * weights))(hooked)
+    np.testing.assert_array_equal(grads.log["."], [1, 1, 1])
+
+
+@values
 def test_identity_and_none(value):
     got = logged(px.IdentityLog(), value)
     assert got.dtype == value.dtype
@@ -119,7 +147,7 @@ def logged_tree(log_fn, value):
 
 def test_keys_have_no_statistics():
     key = jax.random.key(0)
-    for log_fn in (px.MeanLog(), px.NormLog(), px.MaxAbsLog()):
+    for log_fn in (px.MeanLog(), px.NormLog(), px.MaxAbsLog(), px.HistogramLog([0.0])):
         assert logged(log_fn, key) is None
     assert jnp.array_equal(logged(px.IdentityLog(), key), key)
 

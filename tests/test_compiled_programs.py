@@ -111,3 +111,24 @@ def test_value_and_grad_is_the_additive_zero_program(make, forward):
     zeros = rf"= {size}\S* broadcast\(\S*(zero|constant)"
     made = len(re.findall(zeros, ours.as_text()))
     assert made <= len(re.findall(zeros, theirs.as_text()))
+
+
+@pytest.mark.parametrize("log_fn", [px.MeanStdLog(), px.HistogramLog([-1.0, 0.0, 1.0])])
+def test_statistics_in_a_scan_keep_no_value(log_fn):
+    model = Scanned(jr.key(0))
+    size = 512
+    xs = jnp.ones((size, WIDTH))
+
+    def hooked(model, xs):
+        run = lambda m, xs: jax.vmap(lambda x: m(x)[0])(xs)
+        return px.ForwardHook(model, log_fn=log_fn, where="layers", method=run)(xs)
+
+    plain = lambda model, xs: jax.vmap(lambda x: model(x)[0])(xs)
+    ours, theirs = compiled(hooked, model, xs), compiled(plain, model, xs)
+    _, log = ours(model, xs)
+    assert jax.tree.leaves(log["layers"])[0].shape[:2] == (DEPTH, size)
+    assert f"f32[{DEPTH},{size},{WIDTH}]" not in ours.as_text()
+    # At most the value of one step: XLA doesn't fuse all that is done with it.
+    one_step = 4 * size * WIDTH
+    more = ours.memory_analysis().temp_size_in_bytes
+    assert more - theirs.memory_analysis().temp_size_in_bytes < 1.1 * one_step

@@ -1,0 +1,214 @@
+"""Calls that are recorded directly, and those that turn out to need a trace."""
+
+import copy
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax import lax
+from twin_case import linear
+
+import peex as px
+from peex import _compat
+
+
+X = jr.normal(jr.key(5), (3,))
+
+
+class Two(eqx.Module):
+    """One layer in the open, one where `how` puts it."""
+
+    first: eqx.nn.Linear
+    second: eqx.nn.Linear
+    how: str
+
+    def __call__(self, x):
+        CALLS.append(_compat.current_trace())
+        return HOW[self.how](self.second, jnp.tanh(self.first(x)))
+
+
+CALLS = []
+HOW = {
+    "open": lambda f, x: f(x),
+    "vmap": lambda f, x: jax.vmap(f)(x[None])[0],
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,))[0],
+    "grad": lambda f, x: jax.value_and_grad(lambda x: jnp.sum(f(x)))(x)[0] * x,
+    "jit": lambda f, x: eqx.filter_jit(f)(x),
+    "scan": lambda f, x: lax.scan(lambda x, _: (f(x), None), x, length=1)[0],
+    "cond": lambda f, x: lax.cond(x[0] < 9, lambda x: f(x), lambda x: x, x),
+    "checkpoint": lambda f, x: eqx.filter_checkpoint(f)(x),
+    "while": lambda f, x: lax.fori_loop(0, jnp.array(1), lambda _, x: f(x), x),
+}
+STAGED = ("jit", "scan", "cond", "checkpoint", "while")
+OUTSIDE = {
+    "eager": lambda f, x: f(x),
+    "jit": lambda f, x: eqx.filter_jit(f)(x),
+    "vmap": lambda f, x: jax.vmap(f)(x[None]),
+    "grad": lambda f, x: jax.jvp(f, (x,), (x,))[0],
+}
+
+
+def two(how):
+    return Two(linear(3, 3, 0), linear(3, 3, 1), how)
+
+
+SOME = ("open", "grad", "scan")
+PAIRS = [(h, o) for o in OUTSIDE for h in HOW if o in ("eager", "jit") or h in SOME]
+
+
+@pytest.mark.parametrize(("how", "outside"), PAIRS)
+def test_both_layers_are_heard_once(how, outside):
+    model = two(how)
+    out, log = OUTSIDE[outside](px.ForwardHook(model), X)
+    first = model.first(X)
+    second = model.second(jnp.tanh(first))
+    assert list(log) == ["first", "second"]
+    np.testing.assert_allclose(log["first"].reshape(3), first, rtol=1e-6)
+    np.testing.assert_allclose(log["second"].reshape(3), second, rtol=1e-6)
+    np.testing.assert_allclose(out.reshape(3), model(X), rtol=1e-6)
+    steered = px.ForwardHook(model, px.AddHook(jnp.ones(3)), where="first")
+    _, log = OUTSIDE[outside](steered, X)
+    np.testing.assert_allclose(log["first"].reshape(3), first + 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_forward_pass_runs_once_more_at_the_first_call_only(how):
+    class Fresh(Two):
+        """A class that hasn't been seen to stage anything."""
+
+    model = Fresh(linear(3, 3, 0), linear(3, 3, 1), how)
+    hooked = px.ForwardHook(model)
+    runs = []
+    for _ in range(3):
+        CALLS.clear()
+        hooked(X)
+        runs.append(len(CALLS))
+    assert runs == [2 if how in STAGED else 1, 1, 1]
+    # Not of this wrapper alone.
+    CALLS.clear()
+    px.ForwardHook(model)(X)
+    assert len(CALLS) == 1
+
+
+@pytest.mark.parametrize("how", [h for h in HOW if h not in STAGED])
+def test_jax_runs_eager_calls_as_without_hooks(how):
+    class Fresh(Two):
+        """A class that hasn't been seen to stage anything."""
+
+    CALLS.clear()
+    px.ForwardHook(Fresh(linear(3, 3, 0), linear(3, 3, 1), how))(X)
+    assert len(CALLS) == 1
+    assert all(_compat.is_eval_trace(t) for t in CALLS)
+
+
+def test_a_function_that_stages_is_remembered():
+    runs = []
+
+    def method(m, x):
+        runs.append(m)
+        return HOW["scan"](m, x)
+
+    layer = linear(3, 3, 0)
+    for _ in range(3):
+        px.ForwardHook(layer, method=method)(X)
+    assert len(runs) == 4
+
+
+def test_the_signal_does_not_stop_at_a_wrapper_inside():
+    class Outer(eqx.Module):
+        inner: px.ForwardHook
+        last: eqx.nn.Linear
+
+        def __call__(self, x):
+            x, log = self.inner(x)
+            return self.last(x), log
+
+    for how in HOW:
+        inner = two(how)
+        model = Outer(px.ForwardHook(inner, where="second"), linear(3, 3, 2))
+        for _ in range(2):
+            (_, inner_log), log = px.ForwardHook(model)(X)
+            assert list(inner_log) == ["second"]
+            assert list(log) == ["inner.first", "inner.second", "last"]
+            assert_equal = np.testing.assert_array_equal
+            assert_equal(inner_log["second"], log["inner.second"])
+
+
+def test_programs_kept_by_jit_are_not_shared_between_the_two_kinds():
+    @eqx.filter_jit
+    def helper(layer, x):
+        return layer(x)
+
+    class Model(eqx.Module):
+        a: eqx.nn.Linear
+        b: eqx.nn.Linear
+
+        def __call__(self, x):
+            return helper(self.b, helper(self.a, x))
+
+    model = Model(linear(3, 3, 0), linear(3, 3, 1))
+    expected = model.a(X), model.b(model.a(X))
+    for _ in range(2):
+        # No log, and a hook without arrays: nothing of it must come out of `helper`.
+        out, _ = px.ForwardHook(model, px.ScaleHook(1.0), None)(X)
+        np.testing.assert_allclose(out, expected[1], rtol=1e-6)
+        _, log = px.ForwardHook(model, px.ScaleHook(1.0))(X)
+        assert list(log) == ["a", "b"]
+        for entry, value in zip(log.values(), expected, strict=True):
+            np.testing.assert_allclose(entry, value, rtol=1e-6)
+
+
+#
+# Remembered structures.
+#
+
+
+def test_a_wrapper_around_another_model():
+    hooked = px.ForwardHook(two("open"))
+    hooked(X)
+    other = eqx.tree_at(lambda h: h.model.first, hooked, eqx.nn.Identity())
+    _, log = other(X)
+    np.testing.assert_allclose(log["first"], X)
+    scaled = jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, hooked)
+    _, log = scaled(X)
+    np.testing.assert_allclose(log["first"], 2 * hooked.model.first(X), rtol=1e-6)
+    _, log = hooked(X)
+    np.testing.assert_allclose(log["first"], hooked.model.first(X), rtol=1e-6)
+
+
+def test_a_wrapper_that_was_called_can_be_copied():
+    hooked = px.ForwardHook(linear(3, 3, 0))
+    expected = hooked(X)
+    for copied in (copy.deepcopy(hooked), pickle.loads(pickle.dumps(hooked))):
+        assert jax.tree.structure(copied) == jax.tree.structure(hooked)
+        jax.tree.map(np.testing.assert_array_equal, copied(X), expected)
+
+
+def test_static_fields_that_cannot_be_hashed():
+    class Odd(eqx.Module):
+        layer: eqx.nn.Linear
+        table: list = eqx.field(static=True)  # can't be hashed
+
+        def __call__(self, x):
+            return self.layer(x) + jnp.array(self.table)
+
+    for table in ([1.0, 1, 1], [0.0, 0, 0]):
+        hooked = px.ForwardHook(Odd(linear(3, 3, 0), table))
+        for _ in range(2):
+            out, log = hooked(X)
+            expected = log["layer"] + jnp.array(table)
+            np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+def test_a_function_in_a_field_is_not_mixed_up():
+    mlp = eqx.nn.MLP(3, 3, 4, 1, activation=jnp.tanh, key=jr.key(0))
+    hooked = px.ForwardHook(mlp, where="activation")
+    other = eqx.tree_at(lambda h: h.model.activation, hooked, jnp.sin)
+    for h, fn in ((hooked, jnp.tanh), (other, jnp.sin), (hooked, jnp.tanh)):
+        _, log = h(X)
+        expected = jax.vmap(fn)(mlp.layers[0](X))
+        np.testing.assert_allclose(log["activation"].reshape(4), expected, rtol=1e-6)
