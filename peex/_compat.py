@@ -8,6 +8,7 @@ Checked against JAX 0.10.2 and 0.12.0.1, Equinox 0.13.8.
 """
 
 import functools as ft
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ import jax.extend.linear_util as lu
 import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
+import jax.tree_util as jtu
 from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
@@ -162,6 +164,25 @@ def fresh(fun: lu.WrappedFun) -> lu.WrappedFun:
         if store:
             store.reset()
     return fun
+
+
+def holds_no_module(fun: lu.WrappedFun) -> bool:
+    """Whether a function with rules of its own can't have come by a module: it closes
+    over nothing, and is called with bare arrays (as `jax.nn.relu` is). `False` if that
+    can't be told.
+    """
+    plain: Any = getattr(fun.f, "__wrapped__", fun.f)
+    if not isinstance(plain, types.FunctionType):
+        return False
+    if plain.__closure__ or plain.__defaults__ or plain.__kwdefaults__:
+        return False
+
+    def is_bare(arg: Any) -> bool:
+        if isinstance(arg, jtu.PyTreeDef):
+            return arg == jtu.tree_structure((0,) * arg.num_leaves)
+        return arg == () or isinstance(arg, jex_core.DebugInfo)
+
+    return all(is_bare(arg) for _, args in fun.transforms for arg in args)
 
 
 def keep_one(fun: lu.WrappedFun, rule: lu.WrappedFun) -> None:

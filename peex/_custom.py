@@ -73,6 +73,8 @@ def custom_jvp(
     fun: Any, jvp: Any, args: Sequence[Any], symbolic_zeros: bool, collector: Collector
 ) -> list[Any] | None:
     """Calls a `custom_jvp` function, its logs brought out. `None`: it has no sites."""
+    if _compat.holds_no_module(fun):
+        return None
     jaxpr, consts = _traced(fun, args)
     sites = _Sites(jaxpr, collector)
     if not sites.signature:
@@ -107,6 +109,8 @@ def custom_vjp(
     collector: Collector,
 ) -> list[Any] | None:
     """Calls a `custom_vjp` function, its logs brought out. `None`: it has no sites."""
+    if _compat.holds_no_module(fun):
+        return None
     jaxpr, consts = _traced(fun, args)
     sites = _Sites(jaxpr, collector)
     if not sites.signature:

@@ -1,5 +1,7 @@
 """One canary for each private or version-dependent use of JAX and Equinox."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -247,3 +249,36 @@ def test_linear_solve_has_four_jaxprs():
     assert len(params["const_lengths"]) == 4
     assert len(list(_compat.sub_jaxprs(params))) == 4
     assert lax.linear_solve_p in _compat.primitive_jvps
+
+
+def test_holds_no_module():
+    found = {}
+
+    class Spy(Passing):
+        def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+            found[len(found)] = _compat.holds_no_module(fun)
+            return self.parent.process_custom_jvp_call(
+                primitive, fun, jvp, tracers, **params
+            )
+
+    def with_rule(fn):
+        fn = jax.custom_jvp(fn)
+        fn.defjvp(lambda primals, tangents: (fn(*primals), tangents[-1]))
+        return fn
+
+    call = lambda linear, x: linear(x)
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    takes_a_module, plain = with_rule(call), with_rule(lambda x, y: x * y)
+    closes_over_it = with_rule(lambda x: linear(x))
+    defaults_to_it = with_rule(lambda x, linear=linear: linear(x))
+    bound = with_rule(functools.partial(call, linear))
+    x = jnp.ones(2)
+    with _compat.set_current_trace(Spy(_compat.current_trace())):
+        jax.nn.relu(x)
+        plain(x, x)
+        assert found == {0: True, 1: True}
+        takes_a_module(linear, x)
+        closes_over_it(x)
+        defaults_to_it(x)
+        bound(x)
+    assert list(found.values())[2:] == [False] * 4
