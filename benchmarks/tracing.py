@@ -1,0 +1,118 @@
+"""Figures of tracing: what hooks add to it, and how that grows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+
+import peex as px
+
+from . import models
+from .contestants import Call, Contestant
+from .rows import Bench, compare, duration, Figure, Outcome
+from .timing import race
+
+
+def forward(bench: Bench, case: str) -> Outcome:
+    return _ratio(bench, case, "logged", "plain")
+
+
+def backward(bench: Bench, case: str) -> Outcome:
+    return _ratio(bench, case, "step", "plain_step")
+
+
+def _ratio(bench: Bench, case: str, hooked: str, plain: str) -> Outcome:
+    def lower(contestant: Contestant, name: str) -> Callable[[], Any] | None:
+        call = getattr(contestant, name)
+        return call.lower() if contestant.staged and call is not None else None
+
+    comparison = compare(bench.contestants(case), hooked, plain, lower, bench.effort)
+    return Outcome(
+        comparison.cells,
+        comparison.ratio("peex"),
+        comparison.against_peers(),
+        comparison.data,
+    )
+
+
+def scanned_depth(bench: Bench, case: str) -> Outcome:
+    """64 layers against 4: the parameters are larger, the program is the same."""
+    del case
+    calls = {}
+    for depth in (4, 16, 64):
+        sizes = bench.sizes._replace(layers=depth)
+        model = models.ScannedTransformer(sizes, key=jr.key(0))
+        x = jnp.zeros((sizes.tokens, sizes.width))
+        calls[f"unhooked {depth}"] = _run(model, x).lower()
+        calls[f"peex {depth}"] = _run(px.ForwardHook(model), x).lower()
+    times = race(calls, bench.effort)
+    growth = {name: times.ratio(f"{name} 64", f"{name} 4") for name in _NAMES}
+    cells = {name: f"x {growth[name]:.2f}" for name in _NAMES}
+    seconds = {name: times.median(name) for name in calls}
+    return Outcome(cells, growth["peex"], {}, {"seconds": seconds, "growth": growth})
+
+
+def unrolled_depth(bench: Bench, case: str) -> Outcome:
+    """1000 Linears; and, for the growth, 250."""
+    del case
+    calls = {}
+    for depth in (250, 500, 1000):
+        model = models.ListedChain(models.linears(depth, 4))
+        x = jnp.zeros(4)
+        calls[f"unhooked {depth}"] = _run(model, x).lower()
+        calls[f"peex {depth}"] = _run(px.ForwardHook(model), x).lower()
+    times = race(calls, bench.effort)
+    growth = {n: times.ratio(f"{n} 1000", f"{n} 250") / 4 for n in _NAMES}
+    ratio = times.ratio("peex 1000", "unhooked 1000")
+    return Outcome(
+        {
+            "unhooked": duration(times.median("unhooked 1000")),
+            "peex": f"{ratio:.2f}, growth {growth['peex']:.2f}",
+        },
+        ratio,
+        {"linear from 250 to 1000 sites": growth["peex"] <= 1.2 * growth["unhooked"]},
+        {"seconds": {name: times.median(name) for name in calls}, "growth": growth},
+    )
+
+
+_NAMES = ("unhooked", "peex")
+
+
+def _run(model: eqx.Module, x) -> Call:
+    return Call(lambda model, x: model(x), (model, x))
+
+
+_EVERY = tuple(models.CASES)
+
+FIGURES = (
+    Figure(
+        "trace and lower, forward",
+        _EVERY,
+        "1.25, ahead of every peer",
+        1.25,
+        forward,
+    ),
+    Figure(
+        "trace and lower, gradient",
+        _EVERY,
+        "1.5, ahead of every peer",
+        1.5,
+        backward,
+    ),
+    Figure(
+        "trace and lower, scan of 64 layers / of 4",
+        ("scanned transformer",),
+        "constant",
+        1.1,
+        scanned_depth,
+    ),
+    Figure(
+        "trace and lower, 1000 sites",
+        ("unrolled chain",),
+        "1.3, linear",
+        1.3,
+        unrolled_depth,
+    ),
+)
