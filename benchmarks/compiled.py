@@ -12,7 +12,7 @@ import jax.random as jr
 import peex as px
 
 from . import models
-from .contestants import assert_same, Call, Contestant, loss_of
+from .contestants import assert_same, Call, Compiled, Contestant, loss_of
 from .rows import Bench, compare, Comparison, Figure, Outcome
 from .timing import Program, race, Times
 
@@ -35,7 +35,7 @@ def identity_backward(bench: Bench, case: str) -> Outcome:
 
 
 def _identical(plain: Any, hooked: Any) -> Outcome:
-    a, b = Program(plain.fn), Program(hooked.fn)
+    a, b = Program(plain.program), Program(hooked.program)
     same = a.text == b.text
     cells = {"unhooked": f"{a.ops} ops", "peex": "same" if same else f"{b.ops} ops"}
     data = {"ops": {"unhooked": a.ops, "peex": b.ops}}
@@ -43,7 +43,7 @@ def _identical(plain: Any, hooked: Any) -> Outcome:
 
 
 def run_time(bench: Bench, case: str) -> Outcome:
-    def ready(contestant: Contestant, name: str) -> Call | None:
+    def ready(contestant: Contestant, name: str) -> Any:
         # What can't be compiled has a row of its own, that of eager calls.
         return contestant.ready(name) if contestant.staged else None
 
@@ -86,9 +86,9 @@ def step_time(bench: Bench, case: str) -> Outcome:
 
 def _programs(comparison: Comparison) -> dict[str, Program]:
     return {
-        name: Program(call.fn)
+        name: Program(call.program)
         for name, call in comparison.calls.items()
-        if isinstance(call.fn, jax.stages.Compiled)
+        if isinstance(call, Compiled)
     }
 
 
@@ -105,11 +105,11 @@ def statistics_in_scan(bench: Bench, case: str) -> Outcome:
         "peex": Call(lambda hooked, xs: hooked(xs), (hooked, xs)).compiled(),
         "by hand": Call(lambda *args: by_hand(*args), (model, xs)).compiled(),
     }
-    out, log = calls["peex"]()
+    out, log = calls["peex"].result()
     log = {key: tuple(value) for key, value in log.items()}
-    assert_same("statistics", (out, log), calls["by hand"]())
+    assert_same("statistics", (out, log), calls["by hand"].result())
 
-    programs = {name: Program(call.fn) for name, call in calls.items()}
+    programs = {name: Program(call.program) for name, call in calls.items()}
     whole = whole_buffers(programs["peex"], programs["unhooked"], sizes)
     return _statistics(race(calls, bench.effort), programs, whole)
 

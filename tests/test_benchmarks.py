@@ -94,7 +94,7 @@ def test_a_buffer_of_all_values_is_found():
     plain = lambda model, xs: jax.vmap(model)(xs)
     hooked = px.ForwardHook(model, where="**.q", method=plain)
     programs = [
-        timing.Program(contestants.Call(*call).compiled().fn)
+        timing.Program(contestants.Call(*call).compiled().program)
         for call in [(lambda h, xs: h(xs), (hooked, xs)), (plain, (model, xs))]
     ]
     whole = compiled.whole_buffers(*programs, sizes)
