@@ -159,9 +159,11 @@ def show(lines: Sequence[Sequence[str]]) -> None:
     (terminal if terminal.is_terminal else wide).print(shown)
 
 
-def as_json(rows: Sequence[Row], skipped: dict[str, dict[str, str]]) -> dict[str, Any]:
+def as_json(
+    where: dict[str, Any], rows: Sequence[Row], skipped: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     return {
-        "machine": machine(),
+        "machine": where | {"load_afterwards": os.getloadavg()},
         "skipped": skipped,
         "rows": [
             {
@@ -198,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             'it with: pip install -e ".[bench]"'
         ) from e
 
-    print(headline(machine()))
+    where = machine()
+    print(headline(where))
     bench = Bench(timing.QUICK if options.quick else timing.FULL, models.FULL)
     rows = list(tqdm(measure(selected, bench), total=len(selected)))
     show(table(rows))
@@ -211,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in skips(skipped):
         print(line)
     if options.json:
-        options.json.write_text(json.dumps(as_json(rows, skipped), indent=2) + "\n")
+        text = json.dumps(as_json(where, rows, skipped), indent=2)
+        options.json.write_text(text + "\n")
 
 
 def skips(skipped: dict[str, dict[str, str]]) -> list[str]:

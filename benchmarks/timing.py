@@ -128,8 +128,8 @@ def compilations(call: Callable[[], Any]) -> int:
     """How many programs are compiled in a call."""
     count = 0
 
-    def listen(event: str, duration: float, **kwargs: Any) -> None:
-        del duration, kwargs
+    def listen(event: str, duration_secs: float, **kwargs: Any) -> None:
+        del duration_secs, kwargs
         nonlocal count
         count += event == _COMPILED
 

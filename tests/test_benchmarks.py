@@ -147,7 +147,7 @@ def test_table_shows_what_is_missed(capsys):
     ]
     run.show(table)
     assert "2 > 1.5; the rest" in capsys.readouterr().out
-    (first, _) = run.as_json(rows, {})["rows"]
+    (first, _) = run.as_json({}, rows, {})["rows"]
     assert first["missed"] == ["2 > 1.5", "the rest"]
 
 

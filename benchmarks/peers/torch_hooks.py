@@ -56,7 +56,8 @@ def contestant(case: Case) -> Contestant:
 
 
 def _loss_and_grads(model: torch.nn.Module, x: torch.Tensor) -> Any:
-    loss = torch.sum(model(x) ** 2)
+    # The first layer's hook is a full one only if its input has a gradient too.
+    loss = torch.sum(model(x.detach().requires_grad_()) ** 2)
     return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
 
 

@@ -9,6 +9,11 @@ from jaxtyping import Array
 from ..models import AbstractChain, BLOCK_KEYS, Case, GRU, Transformer
 
 
+# More of them wait for each other where anything else runs, JAX's own threads included:
+# ten times as slow, and of no use to see what hooks cost.
+torch.set_num_threads(1)
+
+
 class TorchBlock(torch.nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
