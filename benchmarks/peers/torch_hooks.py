@@ -56,9 +56,10 @@ def contestant(case: Case) -> Contestant:
 
 
 def _loss_and_grads(model: torch.nn.Module, x: torch.Tensor) -> Any:
-    # The first layer's hook is a full one only if its input has a gradient too.
-    loss = torch.sum(model(x.detach().requires_grad_()) ** 2)
-    return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
+    # A layer's hook runs when its input's gradient is known: of the first, that of `x`.
+    x = x.detach().requires_grad_()
+    loss = torch.sum(model(x) ** 2)
+    return loss.detach(), torch.autograd.grad(loss, [x, *model.parameters()])
 
 
 def _values(seen: dict[str, list[torch.Tensor]], reverse: bool = False) -> Values:
