@@ -6,6 +6,7 @@ from ._backward import BackwardHook as BackwardHook
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
+    LogTooLargeError as LogTooLargeError,
     LogValueError as LogValueError,
     NotInitialisedError as NotInitialisedError,
     PeexError as PeexError,

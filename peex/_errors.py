@@ -47,3 +47,7 @@ class NotInitialisedError(PeexError):
 
 class LogShapeError(PeexError):
     """A backward log no longer fits the call that it is used in."""
+
+
+class LogTooLargeError(PeexError):
+    """The log of a call would take more than the `max_bytes` of its `ForwardHook`."""
