@@ -3,6 +3,7 @@ computed (activations) and received (cotangents), or changes them on the way.
 """
 
 from ._backward import BackwardHook as BackwardHook
+from ._catalogue import sites as sites, Sites as Sites
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
