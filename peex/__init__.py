@@ -3,7 +3,8 @@ computed (activations) and received (cotangents), or changes them on the way.
 """
 
 from ._backward import BackwardHook as BackwardHook
-from ._catalogue import sites as sites, Sites as Sites
+from ._catalogue import Sites as Sites, sites as sites
+from ._diff import ReportDiff as ReportDiff
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
@@ -36,4 +37,6 @@ from ._logs import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
+from ._report import report as report
+from ._reported import Report as Report
 from ._value_and_grad import Logs as Logs, value_and_grad as value_and_grad
