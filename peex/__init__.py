@@ -3,9 +3,12 @@ computed (activations) and received (cotangents), or changes them on the way.
 """
 
 from ._backward import BackwardHook as BackwardHook
+from ._catalogue import Sites as Sites, sites as sites
+from ._diff import ReportDiff as ReportDiff
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
+    LogTooLargeError as LogTooLargeError,
     LogValueError as LogValueError,
     NotInitialisedError as NotInitialisedError,
     PeexError as PeexError,
@@ -34,4 +37,6 @@ from ._logs import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
+from ._report import report as report
+from ._reported import Report as Report
 from ._value_and_grad import Logs as Logs, value_and_grad as value_and_grad

@@ -15,7 +15,7 @@ from ._site import Ask, Axes
 
 
 @dataclasses.dataclass(frozen=True)
-class _Union:
+class Union:
     """What the branches tap and ask for. The n-th calls of a site in each are one
     entry, if they are alike.
 
@@ -28,7 +28,8 @@ class _Union:
     ask_places: tuple[tuple[int, ...], ...]
 
 
-def _union(branches: Sequence[Signature]) -> _Union:
+def union(branches: Sequence[Signature]) -> Union:
+    """What comes out of a `cond` with these branches."""
     tap_keys = [_numbered([_alike(t) for t in b.taps]) for b in branches]
     ask_keys = [_numbered(b.asks) for b in branches]
     taps: dict[Any, list[TapSpec]] = {}
@@ -42,7 +43,7 @@ def _union(branches: Sequence[Signature]) -> _Union:
         info = dataclasses.replace(found[0].info, counted=False)
         spec = TapSpec(info, found[0].log_shapes)
         specs.append(spec if always else counted(spec))
-    return _Union(
+    return Union(
         tuple(specs),
         tuple(asks.values()),
         tuple(tuple(list(taps).index(k) for k in keys) for keys in tap_keys),
@@ -79,21 +80,21 @@ def _count_shape(axes: Axes) -> Any:
 
 def _signature(params: Params) -> Signature:
     branches = [of_jaxpr(b) for b in params["branches"]]
-    union, one_after_the_other = _union(branches), join(branches)
-    return dataclasses.replace(one_after_the_other, taps=union.taps, asks=union.asks)
+    whole, one_after_the_other = union(branches), join(branches)
+    return dataclasses.replace(one_after_the_other, taps=whole.taps, asks=whole.asks)
 
 
 def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Logs]:
     index, *operands = args
     signatures = [feed.whose.part(of_jaxpr(b)) for b in params["branches"]]
-    union = _union(signatures)
+    whole = union(signatures)
     varying = _compat.varying(s for b in signatures for t in b.taps for s in t.shapes)
 
     def branch(jaxpr: Any, tap_places: Any, ask_places: Any) -> Any:
         def run(operands: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
             mine = Feed([slots[i] for i in ask_places], shared, feed.whose)
             outs, found = evaluate(jaxpr, operands, mine)
-            logs = [[zeros(s) for s in spec.shapes] for spec in union.taps]
+            logs = [[zeros(s) for s in spec.shapes] for spec in whole.taps]
             for place, arrays in zip(tap_places, found, strict=True):
                 missing = logs[place][len(arrays) :]
                 logs[place] = [*arrays, *(jnp.ones_like(count) for count in missing)]
@@ -101,7 +102,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
 
         return run
 
-    places = zip(params["branches"], union.tap_places, union.ask_places, strict=True)
+    places = zip(params["branches"], whole.tap_places, whole.ask_places, strict=True)
     branches = [branch(*b) for b in places]
     given = operands, feed.slots, feed.shared
     outs, logs = _compat.bind_cond(params, index, branches, *given)

@@ -21,6 +21,14 @@ from ._signature import EMPTY, of_primitive, Signature
 from ._site import Ask, Site, Tap
 
 
+# Why nothing arrived of a site that ran.
+UNHEARD = (
+    "it ran in a function whose result isn't part of this program, as under "
+    "`jax.eval_shape`, in a `jax.pure_callback`, or in a derivative that drops it; or "
+    "in a `custom_root` (from JAX 0.12 on)."
+)
+
+
 class Collector(AbstractListener):
     """Takes what the sites of one wrapper hand out, and gives what they ask for.
 
@@ -51,13 +59,7 @@ class Collector(AbstractListener):
         """
         for key, site in self.spoke.items():
             if key not in self.heard:
-                lost(
-                    site,
-                    "it ran in a function whose result isn't part of this program, as "
-                    "under `jax.eval_shape`, in a `jax.pure_callback`, or in a "
-                    "derivative that drops it; or in a `custom_root` (from JAX 0.12 "
-                    "on).",
-                )
+                lost(site, UNHEARD)
 
     def mine(self, site: Site) -> bool:
         return site.depth == self.depth

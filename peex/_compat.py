@@ -243,6 +243,13 @@ def is_jaxpr(x: object) -> bool:
     return isinstance(x, _jaxpr_types)
 
 
+def is_literal(operand: object) -> bool:
+    """Whether an operand of an equation is a constant that is written there, rather
+    than a variable.
+    """
+    return isinstance(operand, jex_core.Literal)
+
+
 def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     """The jaxprs that a primitive holds in its parameters, without their constants."""
     for value in params.values():

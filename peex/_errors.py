@@ -22,7 +22,15 @@ class SiteNotFiredError(PeexError):
 
 
 class SiteLostError(PeexError):
-    """A site ran in a place out of which its value can't be brought."""
+    """A site ran in a place out of which its value can't be brought.
+
+    **Attributes:**
+
+    - `key`, `why`: of the site, and the reason; `None` where it is more than one site.
+    """
+
+    key: str | None = None
+    why: str | None = None
 
 
 class HookShapeError(PeexError):
@@ -39,3 +47,7 @@ class NotInitialisedError(PeexError):
 
 class LogShapeError(PeexError):
     """A backward log no longer fits the call that it is used in."""
+
+
+class LogTooLargeError(PeexError):
+    """The log of a call would take more than the `max_bytes` of its `ForwardHook`."""

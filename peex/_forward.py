@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
+from ._budget import check_size
 from ._collect import Collector
 from ._hooks import IdentityHook
 from ._log import Log, Numbering
@@ -56,6 +57,7 @@ class ForwardHook(AbstractWrapper):
         with_kwargs: bool = False,
         method: Method = "__call__",
         while_buffer: int | None = None,
+        max_bytes: int | None = None,
     ):
         """**Arguments:**
 
@@ -80,6 +82,10 @@ class ForwardHook(AbstractWrapper):
             before it runs, a log holds the last one. With this it holds the last
             `while_buffer` ones, oldest first, along a step axis of that size (zeros
             behind the last, if there were fewer).
+        - `max_bytes`: how many bytes the log of a call may take. Before anything runs,
+            the call is traced (so, as under `jit`, no branch in Python may depend on
+            an array's value), and raises if its log would take more. A transformation
+            around the wrapper adds to that: a `vmap` of 8 takes 8 times as much.
 
         **Raises:**
 
@@ -90,7 +96,15 @@ class ForwardHook(AbstractWrapper):
         self.hook_fn = hook_fn
         self.log_fn = log_fn
         self.plan = plan(
-            model, hook_fn, log_fn, where, pre_hook, with_kwargs, method, while_buffer
+            model,
+            hook_fn,
+            log_fn,
+            where,
+            pre_hook,
+            with_kwargs,
+            method,
+            while_buffer,
+            max_bytes,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
@@ -107,7 +121,14 @@ class ForwardHook(AbstractWrapper):
         [`peex.HookShapeError`][], [`peex.LogValueError`][]: what a hook or log returned
         isn't allowed. [`peex.SiteNotFiredError`][]: something that `where` asks for
         didn't run. [`peex.SiteLostError`][]: a value can't be brought out.
+        [`peex.LogTooLargeError`][]: the log would take more than `max_bytes`.
         """
+        if self.plan.max_bytes is not None:
+            _, log = eqx.filter_eval_shape(ForwardHook._run, self, args, kwargs)
+            check_size(log, self.plan.max_bytes)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Log]:
         make = lambda: HookCollector(self.hook_fn, self.log_fn)
         out, collector = run(self.plan, self.model, make, False, args, kwargs)
         return out, _log(collector)

@@ -18,11 +18,16 @@ Prefix = tuple[str, ...]
 _SITE = re.compile(r"<site ([^>]*)>")
 
 
+def named(error: Exception) -> list[str]:
+    """The keys of the sites that an error of JAX's shows."""
+    return list(dict.fromkeys(_SITE.findall(str(error))))
+
+
 def stacked(error: Exception) -> Prefix | None:
     """What the keys of the layers have in front of their number, if `error` is JAX's
     refusal to bring layers with different names together.
     """
-    keys = [key.split(".") for key in dict.fromkeys(_SITE.findall(str(error)))]
+    keys = [key.split(".") for key in named(error)]
     if len(keys) < 2:
         return None
     first, second = keys[:2]
@@ -46,7 +51,7 @@ def grouped(key: str, prefixes: set[Prefix]) -> str:
 
 def refuse(error: Exception) -> NoReturn:
     """Explains a refusal that can't be helped by sharing a name."""
-    keys = ", ".join(repr(key) for key in dict.fromkeys(_SITE.findall(str(error))))
+    keys = ", ".join(repr(key) for key in named(error))
     raise SiteLostError(
         f"The model brings modules of different structure together, among them {keys}: "
         "a site carries its name and what acts there in its structure. Layers that are "

@@ -78,6 +78,19 @@ class Log(Mapping[str, Any]):
         counts = f", counts={self.counts}" if self.counts else ""
         return f"Log({dict(self)}{counts})"
 
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        # Only treescope itself calls this.
+        from treescope import repr_lib  # pyright: ignore[reportMissingImports]
+
+        if self.counts:
+            shown = {"entries": dict(self), "counts": self.counts}
+            return repr_lib.render_object_constructor(
+                type(self), shown, path, subtree_renderer
+            )
+        return repr_lib.render_dictionary_wrapper(
+            type(self), dict(self), path, subtree_renderer
+        )
+
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         children = [(jtu.DictKey(k), v) for k, v in self._entries.items()]
         counts = (jtu.GetAttrKey("counts"), list(self.counts.values()))

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 
@@ -156,19 +157,18 @@ class HistogramLog(AbstractLog):
 
     edges: Float[ArrayLike, " n"]
 
-    def __init__(self, edges: Sequence[float] | Float[ArrayLike, " n"]):
+    def __init__(self, edges: Sequence[float | int] | Float[ArrayLike, " n"]):
         """**Arguments:**
 
         - `edges`: increasing numbers, shape `(n,)`, in the units of the value.
         """
-        if not hasattr(edges, "dtype"):
-            edges = jnp.asarray(edges, float)
         if jnp.size(edges) < 1:
             raise ValueError(
                 "The `edges` of a HistogramLog are an increasing sequence of at least "
                 "one number, as in `px.HistogramLog([-1, 0, 1])`; got none."
             )
-        self.edges = edges
+        is_array = isinstance(edges, jax.Array | np.ndarray)
+        self.edges = edges if is_array else jnp.asarray(edges, float)
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[Int[Array, " counts"]]:
         def count(x: Any) -> Any:

@@ -48,11 +48,13 @@ def mark(values: Sequence[Any], others: Sequence[Any], info: Mark) -> list[Any]:
 
 def lost(site: Site, why: str) -> NoReturn:
     kind = "cotangent" if site.backward else "value"
-    raise SiteLostError(
+    error = SiteLostError(
         f"The site {site.key!r} ran, but its {kind} can't be brought out: {why}\n"
         "Leave the site out by naming the others, as in "
         "`where=['encoder.**', 'head']`, or hook a module around it."
     )
+    error.key, error.why = site.key, why
+    raise error
 
 
 def _not_collected(*args: Any, info: Any, **params: Any) -> NoReturn:

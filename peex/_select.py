@@ -92,7 +92,7 @@ def select(
     """
     all_places = places(model, root_method)
     if where is None:
-        chosen = [_default(p, root_method) for p in all_places if p.is_leaf]
+        chosen = [default_of(p, root_method) for p in all_places if p.is_leaf]
         return tuple(chosen), ()
     if isinstance(where, str):
         groups = [(where, _by_pattern(all_places, where, root_method))]
@@ -142,13 +142,14 @@ def _not_found(name: str, all_places: list[Place]) -> str:
     )
 
 
-def _default(place: Place, root_method: str) -> Chosen:
+def default_of(place: Place, root_method: str) -> Chosen:
+    """A place, by the method that is called."""
     return Chosen(place.name, root_method if place.key == () else "__call__")
 
 
 def _by_class(all_places: list[Place], cls: Any, root_method: str) -> list[Chosen]:
     return [
-        _default(p, root_method)
+        default_of(p, root_method)
         for p in all_places
         if isinstance(p.node, cls) and p.called
     ]
@@ -172,7 +173,7 @@ def _by_function(
         if not any(at):
             at = [p.node is node for p in all_places]
         chosen = [
-            _default(p, root_method)
+            default_of(p, root_method)
             for p, here in zip(all_places, at, strict=True)
             if here and (p.called or is_function(p.node))
         ]
@@ -200,10 +201,10 @@ def _by_pattern(
             if isinstance(place.node, eqx.Module) and callable(fn):
                 chosen.append(Chosen(place.name, method))
         elif place.called:
-            chosen.append(_default(place, root_method))
+            chosen.append(default_of(place, root_method))
         elif is_function(place.node) and parts and parts[-1] not in ("*", "**"):
             # Functions are sites only where they are named.
-            chosen.append(_default(place, root_method))
+            chosen.append(default_of(place, root_method))
     return chosen
 
 

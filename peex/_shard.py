@@ -25,9 +25,13 @@ def _manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in params["mesh"].axis_names if name in manual)
 
 
+def num_devices(params: dict[str, Any]) -> int:
+    """On how many devices the body runs."""
+    return math.prod(params["mesh"].shape[name] for name in _manual_axes(params))
+
+
 def signature(params: dict[str, Any]) -> Signature:
-    inside = of_jaxpr(params["jaxpr"])
-    size = math.prod(params["mesh"].shape[name] for name in _manual_axes(params))
+    inside, size = of_jaxpr(params["jaxpr"]), num_devices(params)
 
     def tap(spec: TapSpec) -> TapSpec:
         axes = spec.info.axes.with_device(size)

@@ -45,6 +45,7 @@ class Plan:
     pre: bool
     with_kwargs: bool
     while_buffer: int | None = None
+    max_bytes: int | None = None
     memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
 
     @property
@@ -61,6 +62,7 @@ def plan(
     with_kwargs: bool,
     method: Method,
     while_buffer: int | None = None,
+    max_bytes: int | None = None,
 ) -> Plan:
     """Resolves the arguments of a wrapper against its model."""
     if with_kwargs and not pre:
@@ -68,18 +70,18 @@ def plan(
             "`with_kwargs=True` says that the value of a pre hook is `(args, kwargs)`; "
             "write `pre_hook=True, with_kwargs=True`."
         )
-    if isinstance(method, str) and not callable(getattr(model, method, None)):
-        raise TypeError(
-            f"The model, a {type(model).__name__}, has no method {method!r}. Give the "
-            "name of one that it has, or a function of the model and its arguments, as "
-            "in `method=lambda model, x: model.decode(model.encode(x))`."
-        )
+    check_method(model, method)
     if while_buffer is not None and while_buffer < 1:
         raise TypeError(
             f"`while_buffer={while_buffer}` is how many of the last iterations of a "
             "while loop are logged: a positive integer, or None for the last alone."
         )
-    root_method = _root_method(model, method)
+    if max_bytes is not None and max_bytes < 0:
+        raise TypeError(
+            f"`max_bytes={max_bytes}` is how many bytes a log may take: a number that "
+            "isn't negative, or None for any."
+        )
+    root_method = root_method_of(model, method)
     chosen, asked = select(model, where, root_method)
     keys = [c.key(root_method) for c in chosen]
     for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
@@ -96,6 +98,7 @@ def plan(
         pre,
         with_kwargs,
         while_buffer,
+        max_bytes,
     )
 
 
@@ -114,7 +117,17 @@ def named(what: str, fn: Any) -> list[tuple[str, Any]]:
     return [(name, one) for name, one in by_name.items() if one is not None]
 
 
-def _root_method(model: Any, method: Method) -> str:
+def check_method(model: Any, method: Method) -> None:
+    if isinstance(method, str) and not callable(getattr(model, method, None)):
+        raise TypeError(
+            f"The model, a {type(model).__name__}, has no method {method!r}. Give the "
+            "name of one that it has, or a function of the model and its arguments, as "
+            "in `method=lambda model, x: model.decode(model.encode(x))`."
+        )
+
+
+def root_method_of(model: Any, method: Method) -> str:
+    """The method of the model itself that a call enters by."""
     if method == "__call__" and isinstance(model, AbstractWrapper):
         return model.plan.root_method
     return method if isinstance(method, str) else "__call__"

@@ -282,3 +282,9 @@ def test_holds_no_module():
         defaults_to_it(x)
         bound(x)
     assert list(found.values())[2:] == [False] * 4
+
+
+def test_literals():
+    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(lambda x: x + 2.0)(1.0))
+    (equation,) = jaxpr.eqns
+    assert [_compat.is_literal(v) for v in equation.invars] == [False, True]

@@ -1,0 +1,162 @@
+"""One abstract run of a model with all its calls marked: what `peex.report` looks at.
+
+Nothing is computed, so weights and arguments may be mere shapes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ._calls import Calls, find_calls, Lost
+from ._collect import Collector, UNHEARD
+from ._errors import SiteLostError
+from ._group import grouped, named, Prefix, stacked
+from ._instrument import instrument
+from ._logs import IdentityLog
+from ._parameters import is_array
+from ._rules import install
+from ._running import next_depth, started
+from ._select import Chosen
+from ._site import freeze, Site
+from ._wrap import call_method, Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """What an abstract run has shown.
+
+    - `calls`: the calls.
+    - `groups`: the layers that share one name (see `_group.py`).
+    - `lost`: the sites that ran where their values can't be brought out, and why.
+    - `leaves`, `run`: the arrays of model and arguments (in this order), and the call
+        as a function of them.
+    """
+
+    calls: Calls
+    groups: set[Prefix]
+    lost: dict[str, str]
+    leaves: list[Any]
+    run: Callable[..., list[Any]]
+
+    def differentiated(self) -> set[str]:
+        """The keys of the sites that run when the call is differentiated."""
+        return _differentiated(self.run, self.leaves, Collector(next_depth()))
+
+
+def stage(
+    model: Any,
+    chosen: Sequence[Chosen],
+    root_method: str,
+    method: Method,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Staged:
+    """Runs the model abstractly, again without the sites that turn out to be lost."""
+    install()
+    groups: set[Prefix] = set()
+    lost: dict[str, str] = {}
+    while True:
+        collector = Collector(next_depth())
+        key_of = lambda c: grouped(c.key(root_method), groups)
+        wanted = [(c, key_of(c)) for c in chosen if key_of(c) not in lost]
+        instrumented = instrument(model, _sites(wanted, collector.depth))
+        leaves, run = _as_function(instrumented, method, args, kwargs)
+        try:
+            with started(collector):
+                jaxpr = jax.make_jaxpr(run)(*leaves)
+            calls = find_calls(jaxpr, collector.depth)
+        except Lost as error:
+            lost.update(error.why)
+        except SiteLostError as error:
+            if error.key is None or error.key in lost:
+                raise
+            lost[error.key] = error.why or str(error)
+        except ValueError as error:
+            group = stacked(error)
+            if group is not None and group not in groups:
+                groups.add(group)
+                continue
+            new = [key for key in named(error) if key not in lost]
+            if not new:
+                raise
+            why = (
+                "the model brings it together with modules of another name "
+                f"({', '.join(repr(key) for key in named(error))}), and a site carries "
+                "its name in its structure."
+            )
+            lost.update(dict.fromkeys(new, why))
+        else:
+            heard = {node.site.key for node in calls.logged}
+            spoke = collector.spoke
+            lost.update((key, UNHEARD) for key in spoke if key not in heard)
+            return Staged(calls, groups, lost, leaves, run)
+
+
+def _sites(
+    wanted: Sequence[tuple[Chosen, str]], depth: int
+) -> dict[str, dict[str, tuple[Site, ...]]]:
+    """At each place two sites: at the arguments, then at the output."""
+    log, _ = freeze("log_fn", IdentityLog())
+    sites: dict[str, dict[str, tuple[Site, ...]]] = {}
+    for chosen, key in wanted:
+        after = Site(
+            key=key,
+            depth=depth,
+            direct=False,
+            backward=False,
+            pre=False,
+            with_kwargs=False,
+            hook=None,
+            log=log,
+            indexed=False,
+            watched=True,
+            while_buffer=None,
+        )
+        before = dataclasses.replace(after, pre=True, with_kwargs=True)
+        sites.setdefault(chosen.place, {})[chosen.method] = (before, after)
+    return sites
+
+
+def _as_function(
+    model: Any, method: Method, args: Any, kwargs: Any
+) -> tuple[list[Any], Callable[..., list[Any]]]:
+    """A call as a function of its arrays (those of the model first) to arrays."""
+    dynamic, static = eqx.partition((model, args, kwargs), is_array)
+    leaves, treedef = jtu.tree_flatten(dynamic)
+
+    def run(*leaves: Any) -> list[Any]:
+        model, args, kwargs = eqx.combine(treedef.unflatten(leaves), static)
+        out = call_method(model, method, args, kwargs)
+        return [x for x in jtu.tree_leaves(out) if is_array(x)]
+
+    return leaves, run
+
+
+def _differentiated(
+    run: Callable[..., list[Any]], leaves: Sequence[Any], collector: Collector
+) -> set[str]:
+    """The keys of the sites that run in forward and backward pass."""
+    inexact = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    def grad(*leaves: Any) -> Any:
+        def only(*some: Any) -> list[Any]:
+            full = list(leaves)
+            for i, x in zip(inexact, some, strict=True):
+                full[i] = x
+            return [y for y in run(*full) if jnp.issubdtype(y.dtype, jnp.inexact)]
+
+        outs, vjp = jax.vjp(only, *(leaves[i] for i in inexact))
+        return vjp(outs)
+
+    try:
+        with started(collector):
+            jax.eval_shape(grad, *leaves)
+    except Exception:
+        # Not every program has a derivative. Then no more is known.
+        pass
+    return set(collector.spoke)
