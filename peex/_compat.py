@@ -1,10 +1,10 @@
-"""Every use of a private or version-dependent API of JAX and Equinox.
+"""Every use of a private or version-dependent API of JAX.
 
 No other file may import from `jax._src` or ask for a version. Each entry says which
 versions it is for, and `tests/test_compat.py` holds a canary for each, so that a new
 release of JAX fails there first, with a name, instead of somewhere in the engine.
 
-Checked against JAX 0.10.2 and 0.12.0.1, Equinox 0.13.8.
+Checked against JAX 0.10.2 and 0.12.0.1. (That of Equinox is in `_compat_equinox.py`.)
 """
 
 import functools as ft
@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.core as jax_core
 import jax.extend.core as jex_core
@@ -21,7 +20,6 @@ import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 import jax.tree_util as jtu
-from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
     CustomVJPException as CustomVJPException,
@@ -329,74 +327,3 @@ def jit_shardings(params: dict[str, Any]) -> tuple[Any, Any]:
         )
 
     return given(params["in_shardings"]), given(params["out_shardings"])
-
-
-def may_stand_for(cls: type) -> bool:
-    """Whether it is the class of a wrapper of Equinox's."""
-    return (
-        issubclass(cls, eqx.Module)
-        and cls.__module__.startswith("equinox.")
-        and isinstance(getattr(cls, "__wrapped__", None), property)
-        and cls.__name__ != "BoundMethod"
-    )
-
-
-def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
-    """What a wrapper of Equinox's (`filter_vmap`, `filter_jit`, `filter_checkpoint`,
-    ...) wraps, and a function that puts something else in its place; `None` for any
-    other object. No wrapper documents its fields.
-    """
-    cls: Any = type(module)
-    if not may_stand_for(cls):
-        return None
-    if cls.__name__ == "_JitWrapper":
-        # Holds its function in two halves, which only `filter_jit` can make.
-        def rewrap(new: Any) -> Any:
-            halves = vars(eqx.filter_jit(new))
-            names = ("_dynamic_fun", "_static_fun")
-            return _with_fields(module, {name: halves[name] for name in names})
-
-        return cls.__wrapped__.fget(module), rewrap
-    wrapped = cls.__wrapped__.fget(module)
-    for name, value in vars(module).items():
-        inner = (value, lambda new: new) if value is wrapped else stood_for(value)
-        if inner is not None and inner[0] is wrapped:
-            return wrapped, ft.partial(_rewrap, module, name, inner[1])
-    return None
-
-
-def _rewrap(module: Any, name: str, inner: Callable[[Any], Any], new: Any) -> Any:
-    return _with_fields(module, {name: inner(new)})
-
-
-def _with_fields(module: Any, fields: dict[str, Any]) -> Any:
-    new = object.__new__(type(module))
-    vars(new).update(vars(module) | fields)
-    return new
-
-
-def inline_noinline(
-    is_hooked: Callable[[], bool], holds_sites: Callable[[Any], bool]
-) -> None:
-    """From now on, `equinox.internal.noinline` in a hooked call runs a function that
-    holds sites as any other, under whatever transformation is active, instead of
-    handing it to a callback that nothing comes out of.
-
-    Equinox makes the primitive with `filter_primitive_def`; its first argument is the
-    number under which the function is kept.
-    """
-    primitive: Any = noinline_p
-    bind = primitive.bind
-
-    def bind_inline(*dynamic: Any, treedef: Any, static: Any, flatten: Any) -> Any:
-        params = {"treedef": treedef, "static": static, "flatten": flatten}
-        index = dynamic[0]
-        if not is_hooked() or isinstance(index, jax_core.Tracer):
-            return bind(*dynamic, **params)
-        run = lambda *others: noinline_impl(index, *others, **params)
-        jaxpr, consts = open_jaxpr(jax.make_jaxpr(run)(*dynamic[1:]))
-        if not holds_sites(jaxpr):
-            return bind(*dynamic, **params)
-        return eval_jaxpr(jaxpr, consts, *dynamic[1:])
-
-    primitive.bind = bind_inline

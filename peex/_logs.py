@@ -162,13 +162,13 @@ class HistogramLog(AbstractLog):
 
         - `edges`: increasing numbers, shape `(n,)`, in the units of the value.
         """
-        if jnp.size(edges) < 1:
+        is_array = isinstance(edges, jax.Array | np.ndarray)
+        self.edges = edges if is_array else jnp.asarray(edges, float)
+        if jnp.size(self.edges) < 1:
             raise ValueError(
                 "The `edges` of a HistogramLog are an increasing sequence of at least "
                 "one number, as in `px.HistogramLog([-1, 0, 1])`; got none."
             )
-        is_array = isinstance(edges, jax.Array | np.ndarray)
-        self.edges = edges if is_array else jnp.asarray(edges, float)
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[Int[Array, " counts"]]:
         def count(x: Any) -> Any:

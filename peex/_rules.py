@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from . import _branches, _compat, _custom, _shard, _solves, _while
+from . import _branches, _compat, _compat_equinox, _custom, _shard, _solves, _while
 from ._collect import Collector
 from ._lift import evaluate, Feed, lift, Logs, Params, Rule
 from ._primitives import ask_p, tap_p
@@ -255,5 +255,7 @@ def install() -> None:
             _compat.batchers[primitive] = _logs_out_first(primitive)
         solve = lax.linear_solve_p
         _compat.primitive_jvps[solve] = _logs_before_tangents(solve)
-        _compat.inline_noinline(lambda: next_depth() > 0, lambda j: bool(of_jaxpr(j)))
+        _compat_equinox.inline_noinline(
+            lambda: next_depth() > 0, lambda j: bool(of_jaxpr(j))
+        )
         _installed.append(True)

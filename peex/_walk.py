@@ -12,7 +12,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from . import _compat
+from . import _compat_equinox
 
 
 Key = tuple[str, ...]
@@ -62,7 +62,7 @@ def _kind(node: Any) -> _Kind:
         kind = _kinds[cls] = _Kind(
             issubclass(cls, jax.Array | np.ndarray),
             issubclass(cls, eqx.Module),
-            ours or _compat.may_stand_for(cls),
+            ours or _compat_equinox.may_stand_for(cls),
             callable(node),
         )
     return kind
@@ -71,7 +71,7 @@ def _kind(node: Any) -> _Kind:
 def _stood_for(node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
     if isinstance(node, AbstractWrapper):
         return node.model, lambda new: with_model(node, new)
-    return _compat.stood_for(node)
+    return _compat_equinox.stood_for(node)
 
 
 class AbstractWrapper(eqx.Module):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from peex import _compat
+from peex import _compat, _compat_equinox
 
 
 def params_of(fn, name, *args):
@@ -215,17 +215,19 @@ def test_wrappers_of_equinox():
         (eqx.filter_checkpoint, x),
         (lambda m: eqx.filter_jit(eqx.filter_checkpoint(m)), x),
     ):
-        wrapped, rewrap = _compat.stood_for(wrap(linear))
+        wrapped, rewrap = _compat_equinox.stood_for(wrap(linear))
         again = rewrap(jax.tree.map(lambda x: x, other))
         assert type(again) is type(wrap(linear))
         assert jnp.allclose(again(arg), other(x))
-        while _compat.stood_for(wrapped) is not None:
-            wrapped, _ = _compat.stood_for(wrapped)
+        while _compat_equinox.stood_for(wrapped) is not None:
+            wrapped, _ = _compat_equinox.stood_for(wrapped)
         assert eqx.tree_equal(wrapped, linear)
     loss = lambda m: jnp.sum(m(x))
-    assert _compat.stood_for(eqx.filter_grad(loss))[0] is loss
-    assert _compat.stood_for(linear) is None
-    assert _compat.stood_for(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))) is None
+    assert _compat_equinox.stood_for(eqx.filter_grad(loss))[0] is loss
+    assert _compat_equinox.stood_for(linear) is None
+    assert (
+        _compat_equinox.stood_for(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))) is None
+    )
 
 
 def test_random_keys_are_a_dtype():
