@@ -19,6 +19,7 @@ import jax.extend.linear_util as lu
 import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
+import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
@@ -127,6 +128,33 @@ def _num_residuals() -> int:
     """How many things a linearization rule saves: one, from 0.12 on two."""
     sin = primitive_linearizations[jax.lax.sin_p]
     return len(sin(True, [True], 0.0, accuracy=None)) - 3
+
+
+def on_recomputation(primitive: Primitive, again: Callable[[Any], Any]) -> None:
+    """Says what an equation becomes where a `checkpoint` computes it once more for its
+    derivative, unless its policy saves the results. (The rule that JAX has for this, as
+    in 0.10 to 0.12: which parts are known, and which are instantiated in the part that
+    is staged for later.)
+    """
+
+    def rule(
+        saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+    ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+        yes, no = [True] * len(eqn.outvars), [False] * len(eqn.outvars)
+        at_hand = dict(zip(map(id, eqn.invars), instantiated, strict=True))
+
+        def residuals(eqn: Any) -> list[Any]:
+            return [v for v in eqn.invars if not is_literal(v) and not at_hand[id(v)]]
+
+        if any(unknown):
+            return None, eqn, yes, yes, residuals(eqn)
+        saved = saveable(primitive, *(v.aval for v in eqn.invars), **eqn.params)
+        if saved is True or type(saved).__name__ == "SaveableType":
+            return eqn, None, no, no, []
+        staged = again(eqn)
+        return eqn, staged, no, yes, residuals(staged)
+
+    pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
 
 def batch_as_is(

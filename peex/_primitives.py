@@ -165,6 +165,32 @@ def _ask_jvp(
     return outs, [_compat.zero_tangent(x) for x in outs]
 
 
+# A tapped value that is computed once more, in the backward pass of a `checkpoint`.
+same_p = _compat.Primitive("peex_same")
+same_p.multiple_results = True
+same_p.def_impl(lambda *xs: list(xs))
+same_p.def_abstract_eval(lambda *avals: list(avals))
+_compat.register_lowering(same_p, lambda ctx, *xs: list(xs))
+_compat.primitive_jvps[same_p] = _passing_jvp(same_p)
+_compat.batchers[same_p] = lambda axis, args, dims: (same_p.bind(*args), list(dims))
+_compat.primitive_transposes[same_p] = lambda cotangents, *args: list(cotangents)
+
+
+def _recompute_tap(eqn: Any) -> Any:
+    """Its log is that of the first time."""
+    values = eqn.invars[: eqn.params["num_values"]]
+    return eqn.replace(primitive=same_p, invars=values, params={})
+
+
+def _recompute_ask(eqn: Any) -> Any:
+    info = eqn.params["info"]
+    if info.shared:
+        return eqn
+    return eqn.replace(params={"info": dataclasses.replace(info, again=True)})
+
+
+_compat.on_recomputation(tap_p, _recompute_tap)
+_compat.on_recomputation(ask_p, _recompute_ask)
 for _p in (tap_p, mark_p, ask_p):
     _p.def_impl(_not_collected)
     _compat.register_lowering(_p, _lowering)

@@ -48,26 +48,13 @@ def _jit_options(params: Params) -> dict[str, Any]:
     return options
 
 
-def _checkpoint_signature(params: Params) -> Signature:
-    inside = _body_signature(params)
-    if not params["differentiated"]:
-        return inside
-    # The recomputation in an inner derivative. What it taps is logged already; what it
-    # marks adds to the cotangent of the first computation.
-    return Signature(
-        asks=tuple(dataclasses.replace(a, again=True) for a in inside.asks),
-        shared=inside.shared,
-        hidden=(*inside.hidden, *(t.info.site for t in inside.taps)),
-    )
-
-
 def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
     def run(args: Any, slots: Any, shared: Any) -> Outcome:
-        outs, logs = evaluate(params["jaxpr"], args, Feed(slots, shared, feed.whose))
-        return outs, [] if params["differentiated"] else logs
+        return evaluate(params["jaxpr"], args, Feed(slots, shared, feed.whose))
 
     # With the primitive's own parameters: `jax.checkpoint` has none for what makes this
-    # a recomputation, and keeps the function, with all it closes over.
+    # a recomputation, and keeps the function, with all it closes over. (What runs once
+    # more there is tapped no more: see `_recompute_tap` in `_primitives.py`.)
     return _compat.bind_checkpoint(run, params, list(args), feed.slots, feed.shared)
 
 
@@ -158,7 +145,7 @@ def _not_here(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
 
 rules: dict[str, Rule] = {
     "jit": Rule(_body_signature, _run_jit, _jit_options),
-    "remat2": Rule(_checkpoint_signature, _run_checkpoint),
+    "remat2": Rule(_body_signature, _run_checkpoint),
     "scan": Rule(_scan_signature, _run_scan),
     "cond": _branches.cond,
     "while": _while.while_loop,

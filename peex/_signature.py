@@ -36,16 +36,14 @@ class Signature:
     - `taps`: the values it taps.
     - `asks`: the buffers of backward logs it asks for, call by call.
     - `shared`: the arrays of hooks it asks for, each once.
-    - `hidden`: sites that are tapped in a recomputation, whose logs exist already.
     """
 
     taps: tuple[TapSpec, ...] = ()
     asks: tuple[Ask, ...] = ()
     shared: tuple[Ask, ...] = ()
-    hidden: tuple[Site, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.taps or self.asks or self.shared or self.hidden)
+        return bool(self.taps or self.asks or self.shared)
 
     def at(self, depth: int) -> "Signature":
         """The part that belongs to the wrapper at one depth."""
@@ -55,14 +53,13 @@ class Signature:
             tuple(t for t in self.taps if t.info.site.depth == depth),
             tuple(a for a in self.asks if a.site.depth == depth),
             tuple(a for a in self.shared if a.site.depth == depth),
-            tuple(s for s in self.hidden if s.depth == depth),
         )
 
     @property
     def sites(self) -> tuple[Site, ...]:
         taps = (t.info.site for t in self.taps)
         asks = (a.site for a in (*self.asks, *self.shared))
-        return (*taps, *asks, *self.hidden)
+        return (*taps, *asks)
 
 
 EMPTY = Signature()
@@ -78,7 +75,6 @@ def join(parts: Iterable[Signature]) -> Signature:
         tuple(t for p in parts for t in p.taps),
         tuple(a for p in parts for a in p.asks),
         tuple(shared.values()),
-        tuple(s for p in parts for s in p.hidden),
     )
 
 

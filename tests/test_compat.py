@@ -290,3 +290,27 @@ def test_literals():
     jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(lambda x: x + 2.0)(1.0))
     (equation,) = jaxpr.eqns
     assert [_compat.is_literal(v) for v in equation.invars] == [False, True]
+
+
+def test_on_recomputation():
+    def made(name):
+        primitive = _compat.Primitive(name)
+        primitive.def_impl(lambda x: x)
+        primitive.def_abstract_eval(lambda x: x)
+        _compat.primitive_jvps[primitive] = lambda primals, tangents: (
+            primitive.bind(*primals),
+            *tangents,
+        )
+        _compat.register_lowering(primitive, lambda ctx, x: [x])
+        return primitive
+
+    first, later = made("peex_first"), made("peex_later")
+    _compat.on_recomputation(first, lambda eqn: eqn.replace(primitive=later))
+
+    def count(policy):
+        run = jax.checkpoint(lambda x: jnp.sin(first.bind(jnp.sin(x))), policy=policy)
+        text = str(jax.make_jaxpr(jax.grad(run))(1.0))
+        return text.count("peex_first"), text.count("peex_later")
+
+    assert count(None) == (1, 1)
+    assert count(jax.checkpoint_policies.everything_saveable) == (1, 0)

@@ -33,6 +33,15 @@ FOUND = {
         ("while", ("under", ("cond",), "linear"), "linear"),
         8,
     ),
+    # JAX marks the first computation too as one that is differentiated.
+    "a checkpoint in a checkpoint in a loop, with a policy": (
+        (
+            "under",
+            ("linearize",),
+            ("under", ("unroll",), ("under", ("dots",), ("under", ("dots",), "gru"))),
+        ),
+        0,
+    ),
     "a while loop in the condition of another": (
         ("while", ("while", None, "norm"), "linear"),
         7,
