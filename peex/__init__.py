@@ -20,6 +20,7 @@ from ._forward import ForwardHook as ForwardHook
 from ._hooks import (
     AbstractHook as AbstractHook,
     AddHook as AddHook,
+    Chain as Chain,
     IdentityHook as IdentityHook,
     ScaleHook as ScaleHook,
     ZeroHook as ZeroHook,
