@@ -128,7 +128,7 @@ class _Known:
 def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
     number = Numbering()
-    keys = {id(node): number(node.site.key) for node in staged.calls.logged}
+    keys = {id(node): number(node.site) for node in staged.calls.logged}
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
