@@ -737,6 +737,11 @@ def test_a_named_value_has_no_arguments():
         px.ForwardHook(BLOCK, where="attn/softmax", pre_hook=True)
 
 
+def test_a_report_does_not_show_values_inside():
+    with pytest.raises(TypeError, match="'attn/softmax' is a value inside of a module"):
+        px.report(BLOCK, X, where="attn/softmax")
+
+
 def test_a_forward_pass_that_looks_at_values():
     class Looks(eqx.Module):
         def __call__(self, x):
