@@ -20,6 +20,7 @@ from ._forward import ForwardHook as ForwardHook
 from ._hooks import (
     AbstractHook as AbstractHook,
     AddHook as AddHook,
+    Chain as Chain,
     IdentityHook as IdentityHook,
     ScaleHook as ScaleHook,
     ZeroHook as ZeroHook,
@@ -37,6 +38,7 @@ from ._logs import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
+from ._probe import probe as probe
 from ._report import report as report
 from ._reported import Report as Report
 from ._value_and_grad import Logs as Logs, value_and_grad as value_and_grad

@@ -36,7 +36,7 @@ class _Backward(HookCollector):
             return []
         if info.again:
             return buffers_of(self.made[only_call(info, self.made)])
-        key = self._number_log(info.site.key)
+        key = self._number_log(info.site)
         if self.log is None:
             buffers = [zeros(s) for s in info.shapes]
         else:

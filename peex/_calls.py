@@ -162,9 +162,6 @@ class _Walk:
         if name == "cond":
             return _one_of(levels, parts)
         flops = sum(level.flops for level in levels)
-        if eqn.params.get("differentiated", False):
-            # Runs a forward pass once more, whose calls are known already.
-            return Level([], [], flops)
         roots = [node for level in levels for node in level.roots]
         if name == "while":
             for root in roots:

@@ -35,6 +35,9 @@ class Collector(AbstractListener):
     - `records`: the taps, in execution order.
     - `spoke`: the sites that ran where only JAX can bring on what they say, by key.
     - `heard`: the keys of the sites of which something arrived.
+    - `probes`: what it does at a `px.probe`, `None` for nothing.
+    - `missed`: of named values that weren't found inside of their module, by key: the
+        names that are there, and what hides the name.
     """
 
     # Whether it listens on the trace on which the call began.
@@ -47,6 +50,8 @@ class Collector(AbstractListener):
         self.records: list[tuple[Tap, list[Any]]] = []
         self.spoke: dict[str, Site] = {}
         self.heard: set[str] = set()
+        self.probes: Any = None
+        self.missed: dict[str, tuple[list[str], str | None]] = {}
         self.trace: _compat.Trace | None = None
 
     def record(self, info: Tap, arrays: list[Any]) -> None:

@@ -21,6 +21,7 @@ import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
+from jax._src import source_info_util
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
     CustomVJPException as CustomVJPException,
@@ -285,6 +286,52 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             for item in value:
                 if is_jaxpr(item):
                     yield open_jaxpr(item)[0]
+
+
+# A function on the Python stack, and the place in its bytecode that is being run.
+Frame = tuple[types.CodeType, int]
+
+
+def frames_of(eqn: Any) -> list[Frame]:
+    """The Python stack when an equation was made, innermost first."""
+    return _frames(eqn.source_info.traceback)
+
+
+def current_frames() -> list[Frame]:
+    """The stack that an equation would be given now."""
+    return _frames(source_info_util.current().traceback)
+
+
+def _frames(traceback: Any) -> list[Frame]:
+    # `frames()` is documented no better, and has neither code nor place.
+    return [] if traceback is None else list(zip(*traceback.raw_frames(), strict=True))
+
+
+def is_of_jax(code: types.CodeType) -> bool:
+    """Whether a function is part of JAX."""
+    return code.co_filename.startswith(_JAX)
+
+
+_JAX = jax.__file__.removesuffix("__init__.py")
+
+
+def function_of(jaxpr: Any) -> tuple[str, int] | None:
+    """The file and first line of the function that a jaxpr was traced from."""
+    info = jaxpr.debug_info
+    if info.func_filename is None or info.func_lineno is None:
+        return None
+    return info.func_filename, info.func_lineno
+
+
+def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any:
+    """Some of the equations of a jaxpr, as a jaxpr without constants."""
+    return jex_core.Jaxpr(
+        constvars=[],
+        invars=list(ins),
+        outvars=list(outs),
+        eqns=jaxpr.eqns[start:stop],
+        debug_info=_debug_info("peex"),
+    )
 
 
 def scan_layout(params: dict[str, Any]) -> tuple[int, int]:

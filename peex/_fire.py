@@ -18,16 +18,31 @@ from ._collect import Collector
 from ._log import encoded_shapes
 from ._primitives import ask, lost, mark, tap
 from ._running import running
-from ._site import Ask, ask_arrays, Axes, Frozen, Mark, Site, Tap
+from ._site import Ask, ask_arrays, Axes, Frozen, Mark, Path, Site, Tap
 
 
 def call(
-    sites: Sequence[Site], fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    sites: Sequence[Site | Path],
+    fn: Callable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Calls `fn` with the sites around it, those of the outermost wrapper outermost."""
     if not sites:
         return fn(*args, **kwargs)
     site, rest = sites[0], sites[1:]
+    if isinstance(site, Path):
+        from ._probe import within  # probes are fired by means of this file
+
+        with within(site):
+            return call(rest, fn, args, kwargs)
+    if site.inside is not None:
+        from . import _inside  # named values are fired by means of this file
+
+        inside = [s for s in sites if isinstance(s, Site) and s.inside is not None]
+        rest = [s for s in sites if s.inside is None]
+        run = lambda *args, **kwargs: _inside.call(inside, fn, args, kwargs)
+        return call(rest, run, args, kwargs)
     if site.pre and site.with_kwargs:
         args, kwargs = _fire(site, (args, kwargs))
         return call(rest, fn, args, kwargs)

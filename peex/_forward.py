@@ -72,7 +72,8 @@ class ForwardHook(AbstractWrapper):
             (`*` is one path component, `**` any number), a class, or a list of these;
             or a function from the model to its nodes, `lambda m: [m.a, m.b]`.
             `"embed:attend"` is a method other than `__call__`. Functions in fields, as
-            an activation, are sites where they are named.
+            an activation, are sites where they are named. `"attn/softmax"` is a value
+            inside of a module's forward pass: see below.
         - `pre_hook`: whether the value is the tuple of a module's positional arguments
             instead of its output.
         - `with_kwargs`: of a pre hook, whether the value is the pair `(args, kwargs)`.
@@ -91,6 +92,34 @@ class ForwardHook(AbstractWrapper):
 
         [`peex.SiteNotFoundError`][] if a part of `where`, or a pattern of `hook_fn` or
         `log_fn`, matches nothing. `TypeError` for arguments of other types.
+
+        **Values inside of a forward pass**
+
+        `"attn/NAME"` is what NAME computes in each call of the module, in the layout
+        that it has there: the attention probabilities of an `eqx.nn.MultiheadAttention`
+        are `"attn/softmax"`, with axes for heads, queries and keys. NAME is
+
+        - an operation, by the name of its primitive (`"div"`, `"dot_general"`);
+        - a function of `jax.jit`, `jax.custom_jvp` or `jax.custom_vjp`, by its name;
+        - a mark, `jax.ad_checkpoint.checkpoint_name(x, NAME)`;
+        - a `px.probe(x, NAME)`;
+        - if it is none of these, a Python function or method that is called, by its
+            name: the value is what leaves that call. Several are a tuple, in the order
+            in which they are computed.
+
+        `"attn/div#1"` is the second of its name in one call, `"attn/div"` are all of
+        them; in the log, those of a further call of the module are `"attn#1/div"`. What
+        a callable module inside computes belongs to that one. Bodies of `jit`,
+        `checkpoint`, `scan`, `cond` and `while_loop` are seen into, those of custom
+        derivatives aren't. A name that isn't there raises [`peex.SiteNotFiredError`][],
+        which lists those that are.
+
+        The module is traced for this when it is called, so its code can't look at the
+        values of arrays. Two calls of a Python function are told apart by the places
+        that they are called from and, in a loop, by the first operation coming again:
+        calls that C code makes in a row (`list(map(f, xs))`) count as one, and those of
+        a function that begins with a loop may count as several. A function that returns
+        what it was given has no value.
         """
         self.model = model
         self.hook_fn = hook_fn
@@ -140,7 +169,7 @@ def _log(collector: Collector) -> Log:
     for info, arrays in collector.records:
         if info.site.log is None:
             continue
-        key = number(info.site.key)
+        key = number(info.site)
         if info.counted:
             *arrays, count = arrays
             counts[key] = jnp.squeeze(count, info.axes.rings)

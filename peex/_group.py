@@ -16,6 +16,8 @@ Prefix = tuple[str, ...]
 
 # As `Site.__repr__` writes them.
 _SITE = re.compile(r"<site ([^>]*)>")
+# The number of a layer, and behind it its method or the name of a value inside.
+_NUMBER = re.compile(r"^(\d+)($|[:/].*)")
 
 
 def named(error: Exception) -> list[str]:
@@ -33,7 +35,8 @@ def stacked(error: Exception) -> Prefix | None:
     first, second = keys[:2]
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
-            return tuple(first[:i]) if a.isdigit() and b.isdigit() else None
+            numbered = _NUMBER.match(a) and _NUMBER.match(b)
+            return tuple(first[:i]) if numbered else None
     return None
 
 
@@ -43,9 +46,7 @@ def grouped(key: str, prefixes: set[Prefix]) -> str:
     for prefix in prefixes:
         n = len(prefix)
         if n < len(parts) and tuple(parts[:n]) == prefix:
-            number, colon, method = parts[n].partition(":")
-            if number.isdigit():
-                parts[n] = f"*{colon}{method}"
+            parts[n] = _NUMBER.sub(r"*\2", parts[n])
     return ".".join(parts)
 
 

@@ -19,12 +19,12 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from . import _fire
-from ._site import Site
+from ._site import Path, Site
 from ._walk import children, is_function, stands_in
 
 
 # From a method's name to the sites around it, those of outer wrappers first.
-Sites = Mapping[str, tuple[Site, ...]]
+Sites = Mapping[str, tuple[Site | Path, ...]]
 _ATTRIBUTE = "__peex_sites__"
 
 
@@ -47,10 +47,14 @@ class _Function(eqx.Module):
     """A function-valued leaf with sites around it."""
 
     fn: Callable = eqx.field(static=True)
-    sites: tuple[Site, ...] = eqx.field(static=True)
+    sites: tuple[Site | Path, ...] = eqx.field(static=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _fire.call(self.sites, self.fn, args, kwargs)
+
+
+def is_function_site(node: object) -> bool:
+    return isinstance(node, _Function)
 
 
 _subclasses: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
@@ -165,7 +169,7 @@ def _method(cls: type, name: str) -> Callable:
     return ft.wraps(getattr(cls, name))(method)
 
 
-class _SiteMap(dict[str, tuple[Site, ...]]):
+class _SiteMap(dict[str, tuple[Site | Path, ...]]):
     """A mapping that can be part of a pytree structure."""
 
     def __hash__(self) -> int:

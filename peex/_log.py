@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Int
 
+from ._site import Site
+
 
 @jtu.register_pytree_with_keys_class
 class Log(Mapping[str, Any]):
@@ -114,14 +116,16 @@ class Log(Mapping[str, Any]):
 
 
 class Numbering:
-    """Names the calls of sites: `cell`, `cell#1`, `cell#2`, ... in order."""
+    """Names the calls of sites: `cell`, `cell#1`, `cell#2`, ... in order. Of a named
+    value inside of a module, these are the calls of the module: `cell#1/tanh`.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
-    def __call__(self, key: str) -> str:
-        n = self._seen[key] = self._seen.get(key, -1) + 1
-        return key if n == 0 else f"{key}#{n}"
+    def __call__(self, site: Site) -> str:
+        n = self._seen[site.key] = self._seen.get(site.key, -1) + 1
+        return site.numbered(n)
 
 
 class Encoded(eqx.Module):

@@ -66,12 +66,20 @@ def report(
 
     **Raises:**
 
-    [`peex.SiteNotFoundError`][] if a part of `where` matches nothing. What doesn't run
+    [`peex.SiteNotFoundError`][] if a part of `where` matches nothing; `TypeError` for a
+    value inside of a module, which isn't shown yet. What doesn't run
     or can't be brought out doesn't raise: it is in `missing`.
     """
     check_method(model, method)
     root_method = root_method_of(model, method)
     chosen, _ = select(model, where, root_method)
+    for one in chosen:
+        if one.inside is not None:
+            raise TypeError(
+                f"{one.key(root_method)!r} is a value inside of a module, which a "
+                "report doesn't show yet. Name the module, or log the value: "
+                "`px.ForwardHook(model, where=...)` shows its shape in the log."
+            )
     at = {place.name: place for place in places(model, root_method)}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
     everything = tuple(dict.fromkeys((*chosen, *callable_)))
@@ -128,7 +136,7 @@ class _Known:
 def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
     number = Numbering()
-    keys = {id(node): number(node.site.key) for node in staged.calls.logged}
+    keys = {id(node): number(node.site) for node in staged.calls.logged}
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:

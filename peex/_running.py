@@ -53,6 +53,11 @@ def next_depth() -> int:
     return len(_running.stack)
 
 
+def all_running() -> list[Any]:
+    """The collectors of the hooked calls that are running, the outermost first."""
+    return list(_running.stack)
+
+
 def running(depth: int) -> Any | None:
     """The collector of the hooked call at this depth, if it is still running."""
     stack = _running.stack

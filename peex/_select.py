@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import fnmatch
 import functools as ft
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -62,24 +62,35 @@ def places(model: Any, root_method: str) -> list[Place]:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """One chosen site: a module (or function) and its method."""
+    """One chosen site: a module (or function) and its method; or a named value inside
+    of that, and which one of its name (`None`: all).
+    """
 
     place: str
     method: str
+    inside: str | None = None
+    index: int | None = None
 
     def key(self, root_method: str) -> str:
         if self.method == "__call__" or (
             self.place == "." and self.method == root_method
         ):
-            return self.place
-        return f"{self.place}:{self.method}"
+            return f"{self.place}{self.suffix}"
+        return f"{self.place}:{self.method}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        if self.inside is None:
+            return ""
+        index = f"#{self.index}" if self.index else ""
+        return f"/{self.inside}{index}"
 
 
-def nearest(key: str, keys: Iterable[str]) -> str:
+def nearest(key: str, keys: Iterable[str], n: int = 5) -> str:
     """The keys most like `key`, for an error message."""
     keys = list(keys)
-    close = difflib.get_close_matches(key.replace("*", ""), keys, n=5, cutoff=0.3)
-    return ", ".join(repr(k) for k in (close or keys[:5])) or "(there are none)"
+    close = difflib.get_close_matches(key.replace("*", ""), keys, n=n, cutoff=0.3)
+    return ", ".join(repr(k) for k in (close or keys[:n])) or "(there are none)"
 
 
 def select(
@@ -128,7 +139,7 @@ def select(
             raise SiteNotFoundError(_not_found(name, all_places))
     wanted = {c for _, chosen in groups for c in chosen}
     order = {p.name: i for i, p in enumerate(all_places)}
-    ordered = sorted(wanted, key=lambda c: (order[c.place], c.method))
+    ordered = sorted(wanted, key=lambda c: (order[c.place], c.method, c.suffix))
     return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
 
 
@@ -138,7 +149,7 @@ def _not_found(name: str, all_places: list[Place]) -> str:
         f"`where={name!r}` matches nothing in the model. Nearest keys: "
         f"{nearest(name, keys)}. A pattern is a dotted path in which `*` stands for "
         "one component and `**` for any number, as in 'layers.*.attn'; `where='**'` "
-        "is every callable module."
+        "is every callable module, and 'attn/softmax' a value inside of one."
     )
 
 
@@ -190,6 +201,31 @@ def _by_function(
 def _by_pattern(
     all_places: list[Place], pattern: str, root_method: str
 ) -> list[Chosen]:
+    chosen = _modules_by_pattern(all_places, pattern, root_method)
+    for around, name, index in _splits(pattern):
+        if chosen:
+            break
+        modules = _modules_by_pattern(all_places, around, root_method)
+        chosen = [Chosen(m.place, m.method, name, index) for m in modules]
+    return chosen
+
+
+def _splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
+    """Where a pattern may end and the name of a value inside begin. A key of a dict may
+    hold slashes itself.
+    """
+    for i, character in enumerate(pattern):
+        if character == "/":
+            name, _, index = pattern[i + 1 :].rpartition("#")
+            if name and index.isdigit():
+                yield pattern[:i], name, int(index)
+            elif pattern[i + 1 :]:
+                yield pattern[:i], pattern[i + 1 :], None
+
+
+def _modules_by_pattern(
+    all_places: list[Place], pattern: str, root_method: str
+) -> list[Chosen]:
     path, _, method = pattern.partition(":")
     parts = () if path in (".", "") else tuple(path.split("."))
     chosen = []
@@ -219,30 +255,73 @@ def matches(pattern: Key, key: Key) -> bool:
     return bool(key) and fnmatch.fnmatchcase(key[0], head) and matches(tail, key[1:])
 
 
-def assign(what: str, fn: Any, keys: list[str]) -> dict[str, str | None]:
-    """Which hook or log acts at which key, by name (see `named` in `_wrap.py`). Of a
+def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
+    """What acts at one key, as `assign` says."""
+    if not isinstance(fn, dict):
+        return None if fn is None else what
+    for pattern, one in fn.items():
+        if key_matches(pattern, key, suffix):
+            return None if one is None else f"{what}[{pattern!r}]"
+    return None
+
+
+def assign(
+    what: str, fn: Any, keys: Mapping[str, str], probed: Container[str] = ()
+) -> dict[str, str | None]:
+    """Which hook or log acts at which key, by name (see `named` in `_wrap.py`). `keys`
+    has with each what is behind the key of its module (see `Chosen.suffix`). Of a
     dict by pattern the first match wins; its value may be `None`, for nothing.
 
-    **Raises:** `SiteNotFoundError` where a pattern matches none of the chosen sites.
+    **Raises:** `SiteNotFoundError` where a pattern matches none of the chosen sites,
+    unless it is one of `probed`, for values that are met in a run only.
     """
-    if not isinstance(fn, dict):
-        return dict.fromkeys(keys, None if fn is None else what)
-    assigned: dict[str, str | None] = {}
-    for pattern, one in fn.items():
-        mine = [k for k in keys if pattern_matches(pattern, k)]
-        if not mine:
+    for pattern in fn if isinstance(fn, dict) else ():
+        found = any(key_matches(pattern, k, suffix) for k, suffix in keys.items())
+        if not found and pattern not in probed:
             raise SiteNotFoundError(
                 f"The pattern {pattern!r} of `{what}` matches none of the chosen "
                 f"sites. Nearest keys: {nearest(pattern, keys)}. If it is another "
                 "place of the model, name it in `where` too, as in "
                 f"`where={list(fn)!r}`."
             )
-        for key in mine:
-            assigned.setdefault(key, None if one is None else f"{what}[{pattern!r}]")
-    return assigned
+    return {k: first_match(what, fn, k, suffix) for k, suffix in keys.items()}
 
 
-def pattern_matches(pattern: str, key: str) -> bool:
+def probe_patterns(
+    model: Any, fn: Any, keys: Mapping[str, str], root_method: str
+) -> list[str]:
+    """The patterns of a dict of hooks or logs that only probes can match."""
+    if not isinstance(fn, dict):
+        return []
+    all_places = places(model, root_method)
+    return [
+        pattern
+        for pattern in fn
+        if not any(key_matches(pattern, k, suffix) for k, suffix in keys.items())
+        and any(
+            _modules_by_pattern(all_places, around, root_method)
+            for around, _, _ in _splits(pattern)
+        )
+    ]
+
+
+def key_matches(pattern: str, key: str, suffix: str) -> bool:
+    """Whether a pattern matches a key, which ends with `suffix` if it is that of a
+    value inside of a module.
+    """
+    if not suffix:
+        return _module_matches(pattern, key)
+    module = key.removesuffix(suffix)
+    ends = {suffix, suffix.partition("#")[0]}
+    return any(
+        any(fnmatch.fnmatchcase(end, pattern[i:]) for end in ends)
+        and _module_matches(pattern[:i], module)
+        for i, character in enumerate(pattern)
+        if character == "/"
+    )
+
+
+def _module_matches(pattern: str, key: str) -> bool:
     path, _, method = pattern.partition(":")
     key_path, _, key_method = key.partition(":")
     split = lambda p: () if p in (".", "") else tuple(p.split("."))

@@ -82,6 +82,9 @@ class Site:
     - `watched`: whether it is to be known that the site ran, even if it logs nothing.
     - `while_buffer`: how many of the last iterations of a while loop are logged; `None`
         for the last alone, without an axis.
+    - `inside`: of a named value inside of a module, its name, and which one of its name
+        in a call of the module (`None`: all).
+    - `suffix`: what the key has behind that of the module.
     """
 
     key: str
@@ -95,9 +98,29 @@ class Site:
     indexed: bool
     watched: bool
     while_buffer: int | None
+    inside: tuple[str, int | None] | None = None
+    suffix: str = ""
+
+    def numbered(self, n: int) -> str:
+        """The key of the `n`-th further call of its module."""
+        if n == 0:
+            return self.key
+        return f"{self.key.removesuffix(self.suffix)}#{n}{self.suffix}"
 
     def __hash__(self) -> int:
         return hash((self.key, self.depth, self.backward))
+
+    def __repr__(self) -> str:
+        return f"<site {self.key}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """Rides in the place of a site where a module has to tell its key while it runs."""
+
+    key: str
+    depth: int
+    inside: None = None
 
     def __repr__(self) -> str:
         return f"<site {self.key}>"

@@ -314,3 +314,56 @@ def test_on_recomputation():
 
     assert count(None) == (1, 1)
     assert count(jax.checkpoint_policies.everything_saveable) == (1, 0)
+
+
+def test_frames_of_an_equation():
+    def inner(x):
+        return jnp.sin(x) * x
+
+    def outer(x):
+        return inner(x), _compat.current_frames()
+
+    frames = []
+
+    def traced(x):
+        y, stack = outer(x)
+        frames.append(stack)
+        return y
+
+    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(traced)(1.0))
+    stacks = [_compat.frames_of(eqn) for eqn in jaxpr.eqns]
+    for stack in stacks:
+        codes = [code for code, _ in stack]
+        at = codes.index(inner.__code__)
+        assert codes[at + 1 : at + 3] == [outer.__code__, traced.__code__]
+        assert not any(map(_compat.is_of_jax, codes[at : at + 3]))
+    # Outside of what calls them, the stacks are one.
+    depth = [code for code, _ in frames[0]].index(outer.__code__)
+    below = frames[0][depth + 1 :]
+    assert all(stack[-len(below) :] == below for stack in stacks)
+    # The places are those in the bytecode.
+    (sin, _), (mul, _) = stacks[0][0], stacks[1][0]
+    assert _compat.is_of_jax(sin) and _compat.is_of_jax(mul)
+    lines = [stack[[c for c, _ in stack].index(inner.__code__)][1] for stack in stacks]
+    assert 0 < lines[0] < lines[1] < len(inner.__code__.co_code)
+
+
+def test_function_of_a_body():
+    def step(x, _):
+        return jnp.sin(x), x
+
+    scanned = lambda x: lax.scan(step, x, None, length=2)
+    body, _ = _compat.open_jaxpr(params_of(scanned, "scan", 1.0)["jaxpr"])
+    code = step.__code__
+    assert _compat.function_of(body) == (code.co_filename, code.co_firstlineno)
+    jitted, _ = _compat.open_jaxpr(params_of(jax.jit(step), "jit", 1.0, None)["jaxpr"])
+    assert _compat.function_of(jitted) == (code.co_filename, code.co_firstlineno)
+    assert jitted.debug_info.func_name == "step"
+
+
+def test_part_of_a_jaxpr():
+    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(lambda x: jnp.sin(x) * 2 + x)(1.0))
+    sin, mul, _ = jaxpr.eqns
+    assert [_compat.is_literal(v) for v in mul.invars] == [False, True]
+    part = _compat.part_of_jaxpr(jaxpr, 1, 2, sin.outvars, mul.outvars)
+    assert _compat.eval_jaxpr(part, (), 3.0) == [6.0]

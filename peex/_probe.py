@@ -1,0 +1,177 @@
+"""`px.probe`: values that the model's own code names.
+
+Outside of hooks a probe is nothing at all. Inside of a hooked call it is a site, whose
+key begins with that of the module whose method is running; so, once a probe has been
+met, the call is made again with every callable module telling its key while it runs.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+from . import _fire
+from ._running import all_running, running
+from ._site import Path, Site
+
+
+Value = TypeVar("Value")
+
+
+def probe(x: Value, name: str) -> Value:
+    """Names a value in the code of a model, so that hooks can be put there. Outside of
+    hooked calls it is the identity and leaves no trace: the compiled program is the
+    same with and without.
+
+    In a hooked call it is a site. Its key is that of the module whose method is
+    running, and the name behind it: `"attn/probs"`. It is a site by default (with
+    `where=None`), and with an explicit `where` if a pattern names it, as `"attn/probs"`
+    or `"**/probs"` does. A further probe of the same name in one call of the module is
+    `"attn/probs#1"`; in a further call of the module it is `"attn#1/probs"`.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        class Attention(eqx.Module):
+            query: jax.Array
+
+            def __call__(self, keys, values):
+                probs = px.probe(jax.nn.softmax(keys @ self.query), "probs")
+                return probs @ values
+
+        model = Attention(jnp.ones(2))
+        _, log = px.ForwardHook(model)(jnp.ones((3, 2)), jnp.ones((3, 2)))
+        log["./probs"]  # shape (3,); the model itself has the key "."
+        ```
+
+    **Arguments:**
+
+    - `x`: any pytree; its arrays are what hooks see.
+    - `name`: what to call it: any string without a `#`.
+
+    **Returns:**
+
+    `x`, or what a hook makes of it.
+
+    **Raises:**
+
+    `TypeError` for another name.
+    """
+    if not isinstance(name, str) or not name or "#" in name:
+        raise TypeError(
+            f"The name of a probe is a string without '#', which counts calls; got "
+            f"{name!r}. Write `px.probe(x, 'probs')`."
+        )
+    _jit_caches.probes = True
+    for collector in reversed(all_running()):
+        if collector.probes is not None:
+            x = collector.probes.fire(x, name)
+    return x
+
+
+class ProbeMet(BaseException):
+    """Ends a run in which modules don't tell their keys. Not an `Exception`: the model
+    mustn't catch it.
+    """
+
+    def __init__(self, probes: "Probes", name: str):
+        super().__init__(name)
+        self.probes = probes
+        self.name = name
+
+
+@dataclasses.dataclass
+class Probes:
+    """What one run of a hooked call does at probes.
+
+    - `wanted`: whether a name may be that of a site.
+    - `site`: the site, from the key of the module that runs, the name, and which one of
+        its name it is in a call of the module; `None` if it isn't chosen.
+    - `known`: the names met in runs before; `None` if modules don't tell their keys.
+    - `all_at_once`: whether it is enough to have met one.
+    """
+
+    wanted: Callable[[str], bool]
+    site: Callable[[str, str, int], Site | None]
+    known: frozenset[str] | None
+    all_at_once: bool
+
+    def __post_init__(self) -> None:
+        # The modules whose methods are running, with the probes that each had.
+        self.running: list[tuple[str, dict[str, int]]] = [(".", {})]
+        self.fired: dict[str, Site] = {}
+
+    def fire(self, x: Any, name: str) -> Any:
+        if not self.wanted(name):
+            return x
+        if self.known is None or not (self.all_at_once or name in self.known):
+            raise ProbeMet(self, name)
+        key, counts = self.running[-1]
+        counts[name] = counts.get(name, -1) + 1
+        site = self.site(key, name, counts[name])
+        if site is None:
+            return x
+        self.fired[site.key] = site
+        return _fire._fire(site, x)
+
+
+@contextlib.contextmanager
+def within(path: Path) -> Iterator[None]:
+    """A method of this module runs."""
+    collector = running(path.depth)
+    if collector is None or collector.probes is None:
+        yield
+        return
+    collector.probes.running.append((path.key, {}))
+    try:
+        with _jit_caches.at(path):
+            yield
+    finally:
+        collector.probes.running.pop()
+
+
+class _JitCaches:
+    """A function that JAX has traced and cached doesn't run again: outside of hooks its
+    probes are gone, and inside they have the key of the module that called it first. So
+    where there are probes, hooked calls have caches of their own, and each module has.
+
+    - `probes`: whether this process has any.
+    """
+
+    def __init__(self) -> None:
+        self.probes = False
+        self._context: Any = None
+        self._lock = threading.Lock()
+
+    def at(self, *places: Any) -> contextlib.AbstractContextManager[Any]:
+        if not self.probes:
+            return contextlib.nullcontext()
+        with self._lock:
+            # Not before it is needed: it makes JAX trace everything once more.
+            if self._context is None:
+                self._context = jax.make_user_context(())
+        return self._context((*self._context.value, *places))
+
+
+_jit_caches = _JitCaches()
+own_caches = _jit_caches.at
+
+_known: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def known(plan: Any) -> frozenset[str] | None:
+    """The names of the probes that calls by a plan have met."""
+    return _known.get(plan) if _jit_caches.probes else None
+
+
+def remember(plan: Any, name: str) -> None:
+    _known[plan] = _known.get(plan, frozenset()) | {name}
