@@ -8,13 +8,15 @@ import jax
 import jax.tree_util as jtu
 
 from ._errors import LogShapeError, NotInitialisedError
+from ._hook_collector import HookCollector, only_call
 from ._hooks import IdentityHook
 from ._lift import zeros
 from ._log import buffers_of, Log, Numbering, pack, shown, shown_as
 from ._logs import IdentityLog
+from ._plan import Method, Plan, plan
 from ._site import Ask
 from ._walk import AbstractWrapper
-from ._wrap import HookCollector, Method, only_call, Plan, plan, run
+from ._wrap import run
 
 
 class _Backward(HookCollector):

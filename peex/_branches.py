@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import _compat
-from ._lift import evaluate, Feed, Logs, Params, Rule, zeros
+from ._lift import bind_cond, evaluate, Feed, Logs, Params, Rule, zeros
 from ._signature import join, of_jaxpr, Signature, TapSpec
 from ._site import Ask, Axes
 
@@ -105,7 +105,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
     places = zip(params["branches"], whole.tap_places, whole.ask_places, strict=True)
     branches = [branch(*b) for b in places]
     given = operands, feed.slots, feed.shared
-    outs, logs = _compat.bind_cond(params, index, branches, *given)
+    outs, logs = bind_cond(params, index, branches, *given)
     return outs, logs
 
 

@@ -345,39 +345,6 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def bind_checkpoint(fun: Callable[..., Any], params: dict[str, Any], *args: Any) -> Any:
-    """Runs `fun` as the body of a `checkpoint` primitive with these parameters."""
-    leaves, treedef = jax.tree.flatten(args)
-    flat = lambda *leaves: fun(*treedef.unflatten(leaves))
-    made, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    body, consts = open_jaxpr(made)
-    if consts:
-        # The body of this primitive has none: they become arguments.
-        jaxpr = body
-        run = lambda consts, leaves: eval_jaxpr(jaxpr, consts, *leaves)
-        body, _ = open_jaxpr(jax.make_jaxpr(run)(list(consts), leaves))
-        leaves = [*consts, *leaves]
-    outs = jex_core.primitives.remat_p.bind(*leaves, **{**params, "jaxpr": body})
-    return jax.tree.structure(shapes).unflatten(outs)
-
-
-def bind_cond(
-    params: dict[str, Any], index: Any, branches: Sequence[Callable], *args: Any
-) -> Any:
-    """Runs a `cond` primitive with other branches (`jax.lax.switch` would clamp the
-    index once more).
-    """
-    leaves, treedef = jax.tree.flatten(args)
-    made = []
-    for branch in branches:
-        run = lambda *leaves, branch=branch: branch(*treedef.unflatten(leaves))
-        made.append(jax.make_jaxpr(run, return_shape=True)(*leaves))
-    jaxprs, shapes = zip(*made, strict=True)
-    params = {**params, "branches": jaxprs}
-    outs = jax.lax.cond_p.bind(index, *leaves, **params)
-    return jax.tree.structure(shapes[0]).unflatten(outs)
-
-
 def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
     apart from its shardings.

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 
 from ._budget import check_size
 from ._collect import Collector
+from ._hook_collector import HookCollector
 from ._hooks import IdentityHook
 from ._log import Log, Numbering
 from ._logs import IdentityLog
+from ._plan import Method, Plan, plan
 from ._walk import AbstractWrapper
-from ._wrap import HookCollector, Method, Plan, plan, run
+from ._wrap import run
 
 
 class ForwardHook(AbstractWrapper):

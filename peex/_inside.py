@@ -22,6 +22,7 @@ from jax import lax
 from . import _compat, _fire
 from ._errors import SiteLostError
 from ._instrument import is_function_site
+from ._lift import bind_checkpoint, bind_cond
 from ._names import Codes, Found, INLINED, Level, Path, Reader
 from ._running import running
 from ._site import Site
@@ -283,9 +284,9 @@ def _run_equation(
     if name in INLINED:
         return bodies[0](*args)
     if name == "remat2":
-        return _compat.bind_checkpoint(bodies[0], params, *args)
+        return bind_checkpoint(bodies[0], params, *args)
     if name == "cond":
-        return _compat.bind_cond(params, args[0], bodies, *args[1:])
+        return bind_cond(params, args[0], bodies, *args[1:])
     if name == "while":
         return _run_while(params, bodies, args)
     assert name == "scan"

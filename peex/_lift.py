@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import primitives
 
 from . import _compat
 from ._collect import collecting, Collector
@@ -120,6 +121,39 @@ def evaluate(
     with collecting(body):
         outs = _compat.eval_jaxpr(jaxpr, consts, *args)
     return list(outs), [arrays for _, arrays in body.records]
+
+
+def bind_checkpoint(fun: Callable[..., Any], params: dict[str, Any], *args: Any) -> Any:
+    """Runs `fun` as the body of a `checkpoint` primitive with these parameters."""
+    leaves, treedef = jax.tree.flatten(args)
+    flat = lambda *leaves: fun(*treedef.unflatten(leaves))
+    made, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    body, consts = _compat.open_jaxpr(made)
+    if consts:
+        # The body of this primitive has none: they become arguments.
+        jaxpr = body
+        run = lambda consts, leaves: _compat.eval_jaxpr(jaxpr, consts, *leaves)
+        body, _ = _compat.open_jaxpr(jax.make_jaxpr(run)(list(consts), leaves))
+        leaves = [*consts, *leaves]
+    outs = primitives.remat_p.bind(*leaves, **{**params, "jaxpr": body})
+    return jax.tree.structure(shapes).unflatten(outs)
+
+
+def bind_cond(
+    params: dict[str, Any], index: Any, branches: Sequence[Callable], *args: Any
+) -> Any:
+    """Runs a `cond` primitive with other branches (`jax.lax.switch` would clamp the
+    index once more).
+    """
+    leaves, treedef = jax.tree.flatten(args)
+    made = []
+    for branch in branches:
+        run = lambda *leaves, branch=branch: branch(*treedef.unflatten(leaves))
+        made.append(jax.make_jaxpr(run, return_shape=True)(*leaves))
+    jaxprs, shapes = zip(*made, strict=True)
+    params = {**params, "branches": jaxprs}
+    outs = jax.lax.cond_p.bind(index, *leaves, **params)
+    return jax.tree.structure(shapes[0]).unflatten(outs)
 
 
 def zeros(shape: Any) -> Any:

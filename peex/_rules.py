@@ -13,7 +13,7 @@ from jax import lax
 
 from . import _branches, _compat, _compat_equinox, _custom, _shard, _solves, _while
 from ._collect import Collector
-from ._lift import evaluate, Feed, lift, Logs, Params, Rule
+from ._lift import bind_checkpoint, evaluate, Feed, lift, Logs, Params, Rule
 from ._primitives import ask_p, tap_p
 from ._running import next_depth
 from ._signature import join, of_jaxpr, of_primitive, Signature, TapSpec
@@ -55,7 +55,7 @@ def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
     # With the primitive's own parameters: `jax.checkpoint` has none for what makes this
     # a recomputation, and keeps the function, with all it closes over. (What runs once
     # more there is tapped no more: see `_recompute_tap` in `_primitives.py`.)
-    return _compat.bind_checkpoint(run, params, list(args), feed.slots, feed.shared)
+    return bind_checkpoint(run, params, list(args), feed.slots, feed.shared)
 
 
 #

@@ -19,11 +19,12 @@ from ._group import grouped, named, Prefix, stacked
 from ._instrument import instrument
 from ._logs import IdentityLog
 from ._parameters import is_array
+from ._plan import Method
 from ._rules import install
 from ._running import next_depth, started
 from ._select import Chosen
 from ._site import freeze, Site
-from ._wrap import call_method, Method
+from ._wrap import call_method
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from peex import _compat, _compat_equinox
+from peex._lift import bind_checkpoint, bind_cond
 
 
 def params_of(fn, name, *args):
@@ -178,7 +179,7 @@ def test_checkpoint_params():
     grad = jax.grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))))
     again = params_of(grad, "remat2", 1.0)
     assert again["differentiated"] is True
-    fn = lambda x: _compat.bind_checkpoint(lambda x: [jnp.sin(x) * x], again, x)[0]
+    fn = lambda x: bind_checkpoint(lambda x: [jnp.sin(x) * x], again, x)[0]
     assert params_of(fn, "remat2", 1.0)["differentiated"] is True
     assert jnp.allclose(jax.jit(fn)(2.0), jnp.sin(2.0) * 2.0)
 
@@ -187,7 +188,7 @@ def test_bind_cond():
     fn = lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
     params = params_of(fn, "cond", jnp.ones(2))
     branches = [lambda x, y: {"a": x + y}, lambda x, y: {"a": x - y}]
-    run = lambda i, x, y: _compat.bind_cond(params, i, branches, x, y)
+    run = lambda i, x, y: bind_cond(params, i, branches, x, y)
     for transform in (lambda f: f, jax.jit):
         for i, expected in ((0, 3.0), (1, -1.0)):
             out = transform(run)(jnp.int32(i), 1.0, 2.0)

@@ -1,0 +1,135 @@
+"""What a wrapper is told, checked against its model once, when it is built."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ._indexed import AbstractIndexedHook
+from ._instrument import Memo
+from ._select import assign, Chosen, probe_patterns, select
+from ._walk import AbstractWrapper
+
+
+Method = str | Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static part of a wrapper: what is chosen, and what acts where.
+
+    - `chosen`: the sites with the names of their hook and log (`None`: nothing).
+    - `asked`: what was asked for explicitly, and the keys that it chose.
+    - `probed`: patterns of a dict of hooks or logs that may be those of probes.
+    - `default`: whether `where` was left to choose by itself.
+    - `root_method`: the method of the model itself that a call enters by.
+    - The others: as the arguments of the wrappers.
+    """
+
+    chosen: tuple[tuple[Chosen, str | None, str | None], ...]
+    asked: tuple[tuple[str, frozenset[str]], ...]
+    probed: tuple[tuple[str, str], ...]
+    default: bool
+    method: Method
+    root_method: str
+    pre: bool
+    with_kwargs: bool
+    while_buffer: int | None = None
+    max_bytes: int | None = None
+    memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
+
+    @property
+    def logs(self) -> bool:
+        return any(log is not None for _, _, log in self.chosen)
+
+
+def plan(
+    model: Any,
+    hook_fn: Any,
+    log_fn: Any,
+    where: Any,
+    pre: bool,
+    with_kwargs: bool,
+    method: Method,
+    while_buffer: int | None = None,
+    max_bytes: int | None = None,
+) -> Plan:
+    """Resolves the arguments of a wrapper against its model."""
+    if with_kwargs and not pre:
+        raise TypeError(
+            "`with_kwargs=True` says that the value of a pre hook is `(args, kwargs)`; "
+            "write `pre_hook=True, with_kwargs=True`."
+        )
+    check_method(model, method)
+    if while_buffer is not None and while_buffer < 1:
+        raise TypeError(
+            f"`while_buffer={while_buffer}` is how many of the last iterations of a "
+            "while loop are logged: a positive integer, or None for the last alone."
+        )
+    if max_bytes is not None and max_bytes < 0:
+        raise TypeError(
+            f"`max_bytes={max_bytes}` is how many bytes a log may take: a number that "
+            "isn't negative, or None for any."
+        )
+    root_method = root_method_of(model, method)
+    chosen, asked = select(model, where, root_method)
+    keys = {c.key(root_method): c.suffix for c in chosen}
+    if pre and any(keys.values()):
+        (key, *_) = (k for k, suffix in keys.items() if suffix)
+        raise TypeError(
+            f"{key!r} is a value inside of a module, which has no arguments; "
+            "`pre_hook=True` is for modules. Leave it out, or name the module."
+        )
+    probed: list[tuple[str, str]] = []
+    acting: dict[str, dict[str, str | None]] = {}
+    for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
+        named(what, fn)  # raises early
+        patterns = []
+        if where is None and not pre:
+            patterns = probe_patterns(model, fn, keys, root_method)
+        acting[what] = assign(what, fn, keys, patterns)
+        probed += [(what, pattern) for pattern in patterns]
+    hooks, logs = acting["hook_fn"], acting["log_fn"]
+    key_of = lambda c: c.key(root_method)
+    return Plan(
+        tuple((c, hooks[key_of(c)], logs[key_of(c)]) for c in chosen),
+        tuple((name, frozenset(map(key_of, cs))) for name, cs in asked),
+        tuple(probed),
+        where is None,
+        method,
+        root_method,
+        pre,
+        with_kwargs,
+        while_buffer,
+        max_bytes,
+    )
+
+
+def named(what: str, fn: Any) -> list[tuple[str, Any]]:
+    """Hooks or logs by name. `fn` is one, `None`, or a dict from patterns to these."""
+    by_name = {what: fn}
+    if isinstance(fn, dict):
+        by_name = {f"{what}[{pattern!r}]": one for pattern, one in fn.items()}
+    for name, one in by_name.items():
+        allowed = callable(one) or isinstance(one, AbstractIndexedHook) or one is None
+        if not allowed:
+            raise TypeError(
+                f"`{name}` is a callable, None, or a dict from patterns to these; got "
+                f"{one!r}."
+            )
+    return [(name, one) for name, one in by_name.items() if one is not None]
+
+
+def check_method(model: Any, method: Method) -> None:
+    if isinstance(method, str) and not callable(getattr(model, method, None)):
+        raise TypeError(
+            f"The model, a {type(model).__name__}, has no method {method!r}. Give the "
+            "name of one that it has, or a function of the model and its arguments, as "
+            "in `method=lambda model, x: model.decode(model.encode(x))`."
+        )
+
+
+def root_method_of(model: Any, method: Method) -> str:
+    """The method of the model itself that a call enters by."""
+    if method == "__call__" and isinstance(model, AbstractWrapper):
+        return model.plan.root_method
+    return method if isinstance(method, str) else "__call__"

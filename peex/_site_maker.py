@@ -1,0 +1,116 @@
+"""The sites of one call, by module and method: what the plan of a wrapper says, with the
+hooks and logs of the call.
+"""
+
+import dataclasses
+import fnmatch
+import functools as ft
+from typing import Any
+
+from ._group import grouped, Prefix
+from ._hook_collector import HookCollector
+from ._plan import Plan
+from ._select import Chosen, first_match, places
+from ._site import Path, Site
+
+
+Sites = dict[str, dict[str, tuple[Site | Path, ...]]]
+
+
+@dataclasses.dataclass
+class SiteMaker:
+    """Makes the sites of one run."""
+
+    plan: Plan
+    collector: HookCollector
+    backward: bool
+    groups: set[Prefix]
+
+    def __call__(
+        self,
+        key: str,
+        suffix: str,
+        inside: tuple[str, int | None] | None,
+        hook: str | None,
+        log: str | None,
+    ) -> Site | None:
+        """A site, from its key and the names of its hook and log; `None` if there is
+        nothing to do.
+        """
+        plan, frozen = self.plan, self.collector.frozen
+        site = Site(
+            key=grouped(key, self.groups),
+            depth=self.collector.depth,
+            direct=self.collector.direct,
+            backward=self.backward,
+            pre=plan.pre,
+            with_kwargs=plan.with_kwargs,
+            hook=frozen.get(hook) if hook else None,
+            log=frozen.get(log) if log else None,
+            indexed=hook in self.collector.indexed,
+            watched=bool(plan.asked or plan.probed),
+            while_buffer=plan.while_buffer,
+            inside=inside,
+            suffix=suffix,
+        )
+        acts = site.hook is not None or site.log is not None or site.watched
+        return site if acts else None
+
+    def of_probe(self, module: str, name: str, index: int) -> Site | None:
+        """The site of a probe, met while the method of a module ran."""
+        suffix = f"/{name}#{index}" if index else f"/{name}"
+        key = f"{module}{suffix}"
+        if self.plan.default:
+            first = ft.partial(first_match, key=key, suffix=suffix)
+            hook, log = (first(what, fn) for what, fn in self.collector.fns.items())
+            return self(key, suffix, None, hook, log)
+        for chosen, hook, log in self.plan.chosen:
+            around = chosen.key(self.plan.root_method).removesuffix(chosen.suffix)
+            mine = grouped(around, self.groups) == module and _names(chosen, name)
+            if mine and chosen.index in (None, index):
+                return self(key, suffix, None, hook, log)
+        return None
+
+
+def may_be_site(plan: Plan, name: str) -> bool:
+    """Whether a probe of this name may be a site."""
+    if plan.pre:
+        return False  # it has no arguments
+    return plan.default or any(_names(chosen, name) for chosen, _, _ in plan.chosen)
+
+
+def _names(chosen: Chosen, name: str) -> bool:
+    return chosen.inside is not None and fnmatch.fnmatchcase(name, chosen.inside)
+
+
+def sites_of(make: SiteMaker, known: frozenset[str] | None) -> Sites:
+    """The sites by module and method, without those of the `known` probes."""
+    sites: Sites = {}
+    plan = make.plan
+    for chosen, hook, log in plan.chosen:
+        if any(_names(chosen, name) for name in known or ()):
+            continue
+        key = chosen.key(plan.root_method)
+        site = make(key, chosen.suffix, _inside(chosen), hook, log)
+        if site is not None:
+            methods = sites.setdefault(chosen.place, {})
+            methods[chosen.method] = (*methods.get(chosen.method, ()), site)
+    return sites
+
+
+def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
+    """Has every callable module tell its key while it runs."""
+    root_method, depth = make.plan.root_method, make.collector.depth
+    for place in places(model, root_method):
+        if not place.called:
+            continue
+        methods = sites.setdefault(place.name, {})
+        entry = root_method if place.key == () else "__call__"
+        for method in {entry: None, **methods}:
+            key = Chosen(place.name, method).key(root_method)
+            path = Path(grouped(key, make.groups), depth)
+            methods[method] = (path, *methods.get(method, ()))
+
+
+def _inside(chosen: Chosen) -> tuple[str, int | None] | None:
+    return None if chosen.inside is None else (chosen.inside, chosen.index)
