@@ -93,7 +93,9 @@ def _widths(table: Table) -> list[int]:
     """As wide as the contents are, the widest flexible columns narrowed to fit."""
     cells = [[c.name for c in table.columns], *table.rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    room = WIDTH - 2 * (len(widths) - 1)
+    # Between two columns is the padding and the divider of `rich`, which has both at
+    # the edges too.
+    room = WIDTH - 2 * len(widths) - 1
     flexible = [i for i, c in enumerate(table.columns) if c.flexible]
     while sum(widths) > room:
         widest = max(flexible, key=lambda i: widths[i])

@@ -17,7 +17,7 @@ from ._log import Numbering
 from ._parameters import is_array, Parameter, Parameters
 from ._plan import check_method, Method, root_method_of
 from ._reported import Axis, Call, Missing, Report, Tree
-from ._select import default_of, Place, places, select
+from ._select import default_of, nearest, Place, places, select
 from ._signature import TapSpec
 from ._site import Axes
 from ._stage import stage, Staged
@@ -66,33 +66,36 @@ def report(
 
     **Raises:**
 
-    [`peex.SiteNotFoundError`][] if a part of `where` matches nothing; `TypeError` for a
-    value inside of a module, which isn't shown yet. What doesn't run
+    [`peex.SiteNotFoundError`][] if a part of `where` matches nothing. What doesn't run
     or can't be brought out doesn't raise: it is in `missing`.
     """
     check_method(model, method)
     root_method = root_method_of(model, method)
-    chosen, _ = select(model, where, root_method)
-    for one in chosen:
-        if one.inside is not None:
-            raise TypeError(
-                f"{one.key(root_method)!r} is a value inside of a module, which a "
-                "report doesn't show yet. Name the module, or log the value: "
-                "`px.ForwardHook(model, where=...)` shows its shape in the log."
-            )
+    chosen, asked = select(model, where, root_method)
     at = {place.name: place for place in places(model, root_method)}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
     everything = tuple(dict.fromkeys((*chosen, *callable_)))
-    staged = stage(model, everything, root_method, method, args, kwargs)
-    named = [(grouped(c.key(root_method), staged.groups), c) for c in everything]
+    probed = None if where is None else [c for c in chosen if c.inside is not None]
+    staged = stage(model, everything, probed, root_method, method, args, kwargs)
+    key_of = lambda c: grouped(c.key(root_method), staged.groups)
+    named = [(key_of(c), c) for c in everything]
     known = _Known(model, [(key, at[c.place]) for key, c in named])
     made = _calls(staged, known)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
     entries = [made[id(node)] for node in staged.calls.logged]
-    entries = {call.key: call for call in entries if call.site in keys}
+    entries = {c.key: c for c in entries if c.site in keys or c.is_inside}
     fired = {call.site for call in made.values()}
-    missing = _missing(staged, known, [k for k in keys if k not in fired])
+    fired |= {site.partition("#")[0] for site in fired}  # of a name, any
+    # A pattern for values inside is one question to many modules.
+    answered = {
+        key_of(c)
+        for _, group in asked
+        if any(key_of(c) in fired for c in group)
+        for c in group
+        if c.inside is not None
+    }
+    missing = _missing(staged, known, [k for k in keys if k not in fired | answered])
     if where is None:
         missing += [_static(p.name, p.node) for p in static_modules(model)]
     return Report(
@@ -137,24 +140,29 @@ def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
     number = Numbering()
     keys = {id(node): number(node.site) for node in staged.calls.logged}
+    seen: dict[str, int] = {}
+    numbers = {}
+    for node in staged.calls.logged:
+        numbers[id(node)] = seen[node.site.key] = seen.get(node.site.key, -1) + 1
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
         assert node.after is not None
         children = tuple(make(child) for child in node.children)
         site, key = node.site.key, keys[id(node)]
+        inside = bool(node.site.suffix)
         made[id(node)] = Call(
             key=key,
             site=site,
-            number=int(key[len(site) + 1 :] or 0),
-            class_name=known.class_name(site),
+            number=numbers[id(node)],
+            class_name="value" if inside else known.class_name(site),
             inputs=_own(node.before),
             outputs=_own(node.after),
             axes=_axes(node.after.info.axes),
             log=_tree(node.after, 0),
             when=_when(node),
-            parameters=known.of(site),
-            flops=node.flops,
+            parameters=() if inside else known.of(site),
+            flops=0 if inside else node.flops,
             children=children,
         )
         return made[id(node)]
@@ -200,7 +208,9 @@ def _missing(staged: Staged, known: _Known, keys: Sequence[str]) -> list[Missing
         in_rules = [k for k in in_rules if k in differentiated]
     missing = []
     for key in keys:
-        if key in staged.lost:
+        if key in staged.missed:
+            kind, why = "no such name", _no_such_name(key, *staged.missed[key])
+        elif key in staged.lost:
             kind, why = "lost", staged.lost[key].rstrip(".")
         elif key in in_rules:
             kind, why = (
@@ -208,7 +218,7 @@ def _missing(staged: Staged, known: _Known, keys: Sequence[str]) -> list[Missing
                 "it runs only inside a derivative rule (of a `custom_jvp` or "
                 "`custom_vjp`), which stands in the place of autodiff there",
             )
-        elif known.any_of(key, staged.calls.reads):
+        elif "/" not in key and known.any_of(key, staged.calls.reads):
             kind, why = (
                 "read",
                 "its parameters are read, but it isn't called; hook the module that "
@@ -222,3 +232,10 @@ def _missing(staged: Staged, known: _Known, keys: Sequence[str]) -> list[Missing
             )
         missing.append(Missing(key, known.class_name(key), kind, why))
     return missing
+
+
+def _no_such_name(key: str, names: Sequence[str], hides: str | None) -> str:
+    if hides is not None:
+        return f"it occurs inside of {hides} only, whose rule stands in its place"
+    name = key.rpartition("/")[2]
+    return f"nothing in the forward pass has this name; nearest: {nearest(name, names)}"

@@ -108,7 +108,14 @@ class Call:
             "children": [child.key for child in self.children],
         }
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is a value inside of a module, rather than a module's output."""
+        return "/" in self.site
+
     def _flow(self) -> str:
+        if self.is_inside:
+            return shown_arrays(self.outputs)
         inputs = "?" if self.inputs is None else shown_arrays(self.inputs)
         return f"{inputs} -> {shown_arrays(self.outputs)}"
 

@@ -78,12 +78,27 @@ class Chosen:
             return f"{self.place}{self.suffix}"
         return f"{self.place}:{self.method}{self.suffix}"
 
+    def module_key(self, root_method: str) -> str:
+        """The key of the module, of a value inside."""
+        return self.key(root_method).removesuffix(self.suffix)
+
     @property
     def suffix(self) -> str:
         if self.inside is None:
             return ""
         index = f"#{self.index}" if self.index else ""
         return f"/{self.inside}{index}"
+
+    @property
+    def value(self) -> tuple[str, int | None] | None:
+        """The value inside, as a site says it."""
+        return None if self.inside is None else (self.inside, self.index)
+
+    def names(self, name: str, index: int | None = None) -> bool:
+        """Whether it is a value inside, of this name, and this one of its name."""
+        if self.inside is None or not fnmatch.fnmatchcase(name, self.inside):
+            return False
+        return None in (index, self.index) or index == self.index
 
 
 def nearest(key: str, keys: Iterable[str], n: int = 5) -> str:

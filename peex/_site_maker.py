@@ -1,9 +1,8 @@
-"""The sites of one call, by module and method: what the plan of a wrapper says, with the
-hooks and logs of the call.
+"""The sites of one call, by module and method: what the plan of a wrapper says, with
+the hooks and logs of the call.
 """
 
 import dataclasses
-import fnmatch
 import functools as ft
 from typing import Any
 
@@ -65,9 +64,8 @@ class SiteMaker:
             hook, log = (first(what, fn) for what, fn in self.collector.fns.items())
             return self(key, suffix, None, hook, log)
         for chosen, hook, log in self.plan.chosen:
-            around = chosen.key(self.plan.root_method).removesuffix(chosen.suffix)
-            mine = grouped(around, self.groups) == module and _names(chosen, name)
-            if mine and chosen.index in (None, index):
+            around = grouped(chosen.module_key(self.plan.root_method), self.groups)
+            if around == module and chosen.names(name, index):
                 return self(key, suffix, None, hook, log)
         return None
 
@@ -76,11 +74,7 @@ def may_be_site(plan: Plan, name: str) -> bool:
     """Whether a probe of this name may be a site."""
     if plan.pre:
         return False  # it has no arguments
-    return plan.default or any(_names(chosen, name) for chosen, _, _ in plan.chosen)
-
-
-def _names(chosen: Chosen, name: str) -> bool:
-    return chosen.inside is not None and fnmatch.fnmatchcase(name, chosen.inside)
+    return plan.default or any(chosen.names(name) for chosen, _, _ in plan.chosen)
 
 
 def sites_of(make: SiteMaker, known: frozenset[str] | None) -> Sites:
@@ -88,10 +82,10 @@ def sites_of(make: SiteMaker, known: frozenset[str] | None) -> Sites:
     sites: Sites = {}
     plan = make.plan
     for chosen, hook, log in plan.chosen:
-        if any(_names(chosen, name) for name in known or ()):
+        if any(chosen.names(name) for name in known or ()):
             continue
         key = chosen.key(plan.root_method)
-        site = make(key, chosen.suffix, _inside(chosen), hook, log)
+        site = make(key, chosen.suffix, chosen.value, hook, log)
         if site is not None:
             methods = sites.setdefault(chosen.place, {})
             methods[chosen.method] = (*methods.get(chosen.method, ()), site)
@@ -110,7 +104,3 @@ def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
             key = Chosen(place.name, method).key(root_method)
             path = Path(grouped(key, make.groups), depth)
             methods[method] = (path, *methods.get(method, ()))
-
-
-def _inside(chosen: Chosen) -> tuple[str, int | None] | None:
-    return None if chosen.inside is None else (chosen.inside, chosen.index)

@@ -20,10 +20,12 @@ from ._instrument import instrument
 from ._logs import IdentityLog
 from ._parameters import is_array
 from ._plan import Method
+from ._probe import own_caches, ProbeMet, Probes
 from ._rules import install
 from ._running import next_depth, started
 from ._select import Chosen
-from ._site import freeze, Site
+from ._site import freeze, Path, Site
+from ._site_maker import Sites
 from ._wrap import call_method
 
 
@@ -34,6 +36,7 @@ class Staged:
     - `calls`: the calls.
     - `groups`: the layers that share one name (see `_group.py`).
     - `lost`: the sites that ran where their values can't be brought out, and why.
+    - `missed`: the values inside of modules that aren't there, and what is, by key.
     - `leaves`, `run`: the arrays of model and arguments (in this order), and the call
         as a function of them.
     """
@@ -41,6 +44,7 @@ class Staged:
     calls: Calls
     groups: set[Prefix]
     lost: dict[str, str]
+    missed: dict[str, tuple[list[str], str | None]]
     leaves: list[Any]
     run: Callable[..., list[Any]]
 
@@ -52,25 +56,42 @@ class Staged:
 def stage(
     model: Any,
     chosen: Sequence[Chosen],
+    probed: Sequence[Chosen] | None,
     root_method: str,
     method: Method,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Staged:
-    """Runs the model abstractly, again without the sites that turn out to be lost."""
+    """Runs the model abstractly, again without the sites that turn out to be lost.
+
+    **Arguments:**
+
+    - `chosen`: the sites.
+    - `probed`: those of them that may name a `px.probe`; `None` if all probes are
+        sites.
+    """
     install()
     groups: set[Prefix] = set()
     lost: dict[str, str] = {}
+    known: frozenset[str] = frozenset()  # probes that aren't to be looked for elsewhere
     while True:
         collector = Collector(next_depth())
         key_of = lambda c: grouped(c.key(root_method), groups)
-        wanted = [(c, key_of(c)) for c in chosen if key_of(c) not in lost]
-        instrumented = instrument(model, _sites(wanted, collector.depth))
+        wanted = [
+            (c, key_of(c))
+            for c in chosen
+            if key_of(c) not in lost and not any(map(c.names, known))
+        ]
+        sites = _sites(wanted, collector.depth)
+        instrumented = instrument(model, sites)
+        collector.probes = _probes(probed, root_method, groups, collector.depth, known)
         leaves, run = _as_function(instrumented, method, args, kwargs)
         try:
-            with started(collector):
+            with started(collector), own_caches("peex.report"):
                 jaxpr = jax.make_jaxpr(run)(*leaves)
             calls = find_calls(jaxpr, collector.depth)
+        except ProbeMet as met:
+            known |= {met.name}
         except Lost as error:
             lost.update(error.why)
         except SiteLostError as error:
@@ -95,32 +116,66 @@ def stage(
             heard = {node.site.key for node in calls.logged}
             spoke = collector.spoke
             lost.update((key, UNHEARD) for key in spoke if key not in heard)
-            return Staged(calls, groups, lost, leaves, run)
+            return Staged(calls, groups, lost, collector.missed, leaves, run)
 
 
-def _sites(
-    wanted: Sequence[tuple[Chosen, str]], depth: int
-) -> dict[str, dict[str, tuple[Site, ...]]]:
-    """At each place two sites: at the arguments, then at the output."""
-    log, _ = freeze("log_fn", IdentityLog())
-    sites: dict[str, dict[str, tuple[Site, ...]]] = {}
+def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> Sites:
+    """At each place two sites: at the arguments, then at the output; and one at each
+    value inside. All modules tell their keys, for the probes in them.
+    """
+    sites: Sites = {}
     for chosen, key in wanted:
-        after = Site(
-            key=key,
-            depth=depth,
-            direct=False,
-            backward=False,
-            pre=False,
-            with_kwargs=False,
-            hook=None,
-            log=log,
-            indexed=False,
-            watched=True,
-            while_buffer=None,
-        )
-        before = dataclasses.replace(after, pre=True, with_kwargs=True)
-        sites.setdefault(chosen.place, {})[chosen.method] = (before, after)
+        methods = sites.setdefault(chosen.place, {})
+        mine = methods.get(chosen.method, ())
+        after = _site(key, depth, chosen)
+        if chosen.inside is None:
+            before = dataclasses.replace(after, pre=True, with_kwargs=True)
+            mine = Path(key, depth), before, after, *mine
+        else:
+            mine = *mine, after
+        methods[chosen.method] = mine
     return sites
+
+
+def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") -> Site:
+    log, _ = freeze("log_fn", IdentityLog())
+    return Site(
+        key=key,
+        depth=depth,
+        direct=False,
+        backward=False,
+        pre=False,
+        with_kwargs=False,
+        hook=None,
+        log=log,
+        indexed=False,
+        watched=True,
+        while_buffer=None,
+        inside=None if chosen is None else chosen.value,
+        suffix=suffix if chosen is None else chosen.suffix,
+    )
+
+
+def _probes(
+    probed: Sequence[Chosen] | None,
+    root_method: str,
+    groups: set[Prefix],
+    depth: int,
+    known: frozenset[str],
+) -> Probes:
+    def wanted(name: str) -> bool:
+        return probed is None or any(c.names(name) for c in probed)
+
+    def site(module: str, name: str, index: int) -> Site | None:
+        suffix = f"/{name}#{index}" if index else f"/{name}"
+        mine = probed is None or any(
+            grouped(c.module_key(root_method), groups) == module
+            and c.names(name, index)
+            for c in probed
+        )
+        return _site(f"{module}{suffix}", depth, suffix=suffix) if mine else None
+
+    return Probes(wanted, site, known, all_at_once=probed is None)
 
 
 def _as_function(

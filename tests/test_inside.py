@@ -737,9 +737,29 @@ def test_a_named_value_has_no_arguments():
         px.ForwardHook(BLOCK, where="attn/softmax", pre_hook=True)
 
 
-def test_a_report_does_not_show_values_inside():
-    with pytest.raises(TypeError, match="'attn/softmax' is a value inside of a module"):
-        px.report(BLOCK, X, where="attn/softmax")
+WHERES = ["attn/softmax", "**/dot_general", ["attn", "attn/div"], "attn/div#1"]
+
+
+@pytest.mark.parametrize("where", WHERES, ids=str)
+def test_a_report_shows_what_the_log_will_hold(where):
+    report = px.report(BLOCK, X, where=where)
+    _, log = px.ForwardHook(BLOCK, where=where)(X)
+    assert list(report.entries) == list(log)
+    for key, entry in log.items():
+        call = report[key]
+        assert (call.log.shape, call.log.dtype) == (entry.shape, entry.dtype)
+        assert call.is_inside == ("/" in key)
+        if call.is_inside:
+            assert call.class_name == "value"
+            assert call.parameters == ()
+    assert not report.missing
+
+
+def test_a_report_says_which_names_there_are():
+    report = px.report(BLOCK, X, where="attn/sofmax")
+    assert not report.entries
+    why = report.missing["attn/sofmax"].why
+    assert why.startswith("nothing in the forward pass has this name; nearest: 'softma")
 
 
 def test_a_forward_pass_that_looks_at_values():

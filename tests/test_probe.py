@@ -352,3 +352,35 @@ def test_a_pattern_of_a_dict_that_no_probe_matches():
 def test_pre_hooks_pass_probes_by():
     _, log = px.ForwardHook(MODEL, pre_hook=True)(X)
     assert list(log) == [k for k in KEYS if "/" not in k]
+
+
+def test_a_report_shows_probes():
+    class Inner(eqx.Module):
+        layer: eqx.nn.Linear
+
+        def __call__(self, x):
+            return px.probe(jnp.tanh(self.layer(px.probe(x, "twice"))), "twice")
+
+    class Outer(eqx.Module):
+        parts: list
+
+        def __call__(self, x):
+            for part in self.parts:
+                x = jax.vmap(part)(x)
+            return px.probe(x, "last")
+
+    key = jax.random.key(0)
+    model = Outer([Inner(eqx.nn.Linear(3, 3, key=key)) for _ in range(2)])
+    xs = jnp.ones((4, 3))
+    for where in (None, "**/twice", ["./last", "parts.1"], "parts.0/twice#1"):
+        report = px.report(model, xs, where=where)
+        _, log = px.ForwardHook(model, where=where)(xs)
+        assert list(report.entries) == list(log)
+        for name, entry in log.items():
+            assert report[name].log.shape == entry.shape
+        assert not report.missing
+    assert list(px.report(model, xs).entries) == [
+        *("parts.0/twice", "parts.0.layer", "parts.0/twice#1"),
+        *("parts.1/twice", "parts.1.layer", "parts.1/twice#1"),
+        "./last",
+    ]
