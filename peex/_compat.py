@@ -85,6 +85,15 @@ def is_staging_trace(trace: Trace) -> bool:
     return type(_below_batches(trace)).__name__ == "DynamicJaxprTrace"
 
 
+def is_compiled(trace: Any) -> bool:
+    """Whether what is bound on `trace` ends up in a jaxpr, whatever happens to it on
+    the way.
+    """
+    while type(trace).__name__ in _HANDING_ON:
+        trace = trace.parent if hasattr(trace, "parent") else trace.parent_trace
+    return type(trace).__name__ == "DynamicJaxprTrace"
+
+
 def differentiates(trace: Trace) -> bool:
     """Whether a function with derivative rules, bound on `trace`, isn't run itself, but
     its rule (or whether that can't be told).

@@ -27,7 +27,25 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Calls `fn` with the sites around it, those of the outermost wrapper outermost."""
+    """Calls `fn` with the sites around it, those of the outermost wrapper outermost.
+
+    Where that is compiled, its operations carry the key of the module in their names,
+    so that a profile names the layers.
+    """
+    if not sites:
+        return fn(*args, **kwargs)
+    if not _compat.is_compiled(_compat.current_trace()):
+        return _call(sites, fn, args, kwargs)
+    with jax.named_scope(sites[0].module):
+        return _call(sites, fn, args, kwargs)
+
+
+def _call(
+    sites: Sequence[Site | Path],
+    fn: Callable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     if not sites:
         return fn(*args, **kwargs)
     site, rest = sites[0], sites[1:]
@@ -35,20 +53,20 @@ def call(
         from ._probe import within  # probes are fired by means of this file
 
         with within(site):
-            return call(rest, fn, args, kwargs)
+            return _call(rest, fn, args, kwargs)
     if site.inside is not None:
         from . import _inside  # named values are fired by means of this file
 
         inside = [s for s in sites if isinstance(s, Site) and s.inside is not None]
         rest = [s for s in sites if s.inside is None]
         run = lambda *args, **kwargs: _inside.call(inside, fn, args, kwargs)
-        return call(rest, run, args, kwargs)
+        return _call(rest, run, args, kwargs)
     if site.pre and site.with_kwargs:
         args, kwargs = _fire(site, (args, kwargs))
-        return call(rest, fn, args, kwargs)
+        return _call(rest, fn, args, kwargs)
     if site.pre:
-        return call(rest, fn, _fire(site, args), kwargs)
-    out = call(rest, fn, args, kwargs) if rest else fn(*args, **kwargs)
+        return _call(rest, fn, _fire(site, args), kwargs)
+    out = _call(rest, fn, args, kwargs) if rest else fn(*args, **kwargs)
     if type(out) is tuple and len(out) == 2 and _is_state(out[1]):
         # A stateful layer: the state isn't what it computed.
         return _fire(site, out[0]), out[1]

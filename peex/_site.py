@@ -101,11 +101,14 @@ class Site:
     inside: tuple[str, int | None] | None = None
     suffix: str = ""
 
+    @property
+    def module(self) -> str:
+        """The key of the module, of a value inside of one."""
+        return self.key.removesuffix(self.suffix)
+
     def numbered(self, n: int) -> str:
         """The key of the `n`-th further call of its module."""
-        if n == 0:
-            return self.key
-        return f"{self.key.removesuffix(self.suffix)}#{n}{self.suffix}"
+        return self.key if n == 0 else f"{self.module}#{n}{self.suffix}"
 
     def __hash__(self) -> int:
         return hash((self.key, self.depth, self.backward))
@@ -121,6 +124,10 @@ class Path:
     key: str
     depth: int
     inside: None = None
+
+    @property
+    def module(self) -> str:
+        return self.key
 
     def __repr__(self) -> str:
         return f"<site {self.key}>"

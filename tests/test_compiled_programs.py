@@ -132,3 +132,22 @@ def test_statistics_in_a_scan_keep_no_value(log_fn):
     one_step = 4 * size * WIDTH
     more = ours.memory_analysis().temp_size_in_bytes
     assert more - theirs.memory_analysis().temp_size_in_bytes < 1.1 * one_step
+
+
+@pytest.mark.parametrize("wrapper", [px.ForwardHook, px.BackwardHook])
+@pytest.mark.parametrize("make", [MLP, Scanned])
+def test_operations_carry_the_key_of_their_module(wrapper, make):
+    model = make(jr.key(0))
+    run = lambda m, x: jax.vmap(lambda x: m(x)[0])(x)
+    hooked = wrapper(model, px.ScaleHook(2.0), None, method=run)
+    value = lambda h, xs: h(xs)[0] if wrapper is px.ForwardHook else h(xs)
+    loss = lambda h, xs: jnp.sum(value(h, xs) ** 2)
+    text = compiled(jax.grad(loss), hooked, XS).as_text()
+    names = set(re.findall(r'op_name="([^"]*)"', text))
+    keys = [f"layers.{i}" for i in range(DEPTH)] if make is MLP else ["layers"]
+    for key in keys:
+        dots = [n for n in names if f"{key}/" in n or f"{key})" in n]
+        assert any("dot_general" in n for n in dots), (key, names)
+        assert any("transpose" in n for n in dots), (key, names)
+    plain = compiled(jax.grad(lambda m, xs: jnp.sum(run(m, xs) ** 2)), model, XS)
+    assert "layers.0" not in plain.as_text()
