@@ -52,6 +52,7 @@ def test_twins(case, where):
     assert report.log_bytes == total
 
 
+@jax.enable_x64(True)  # As everywhere: JAX mixes up NumPy constants of both modes.
 def test_random_programs():
     pick = random.Random(0).choice
     for _ in range(15):
