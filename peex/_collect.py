@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _compat
 from ._cotangent import attach
-from ._primitives import ask_p, lost, mark_p, tap_p
+from ._primitives import ask_p, lost, mark_p
 from ._running import AbstractListener, none_running, Speaking, started
 from ._signature import EMPTY, of_primitive, Signature
 from ._site import Ask, Site, Tap
@@ -42,7 +42,8 @@ class Collector(AbstractListener):
 
     # Whether it listens on the trace on which the call began.
     direct = False
-    # Whether taps of other wrappers are dropped, where something is run once more.
+    # Whether it takes the taps of other wrappers too, to drop them: where something is
+    # run once more.
     drops = False
 
     def __init__(self, depth: int):
@@ -72,6 +73,10 @@ class Collector(AbstractListener):
     def alike(self) -> "Collector":
         """One that takes the same, and holds nothing of this call."""
         return Collector(self.depth)
+
+    def hears(self, site: Site) -> bool:
+        """Whether taps of this site come to it."""
+        return self.drops or self.mine(site)
 
     def takes(self, primitive: Any, info: Any) -> bool:
         """Whether it answers this tap, ask or mark."""
@@ -122,8 +127,6 @@ class CollectTrace(_compat.Trace):
             with _compat.set_current_trace(self.parent):
                 if collector.takes(primitive, info):
                     return collector.answer(primitive, tracers, params)
-                if primitive is tap_p and collector.drops:
-                    return list(tracers[: params["num_values"]])
                 return primitive.bind(*tracers, **params)
         signature = of_primitive(primitive, params)
         if signature is not EMPTY and collector.part(signature):

@@ -17,7 +17,7 @@ from jax.extend.core import primitives
 
 from . import _compat
 from ._collect import collecting, Collector
-from ._primitives import ask, tap
+from ._primitives import ask, tap, tap_p
 from ._signature import of_primitive, Signature
 from ._site import Ask, Site
 
@@ -87,6 +87,7 @@ class _Body(Collector):
         self._slots = iter(feed.slots)
         self._shared = feed.shared
         self._whose = feed.whose
+        self.drops = feed.whose.drops
 
     def mine(self, site: Site) -> bool:
         return self._whose.mine(site)
@@ -95,10 +96,12 @@ class _Body(Collector):
         return self._whose.alike()
 
     def takes(self, primitive: Any, info: Any) -> bool:
-        return self._whose.takes(primitive, info)
+        dropped = self.drops and primitive is tap_p
+        return dropped or self._whose.takes(primitive, info)
 
     def part(self, signature: Signature) -> Signature:
-        return self._whose.part(signature)
+        mine = self._whose.part(signature)
+        return dataclasses.replace(mine, taps=signature.taps) if self.drops else mine
 
     def supply(self, info: Ask) -> Sequence[Any]:
         return self._shared[info.slot] if info.shared else next(self._slots)
@@ -115,12 +118,13 @@ def evaluate(
     `once_more` says that it runs anyway, so that other wrappers hear of it there.
     """
     body = _Body(feed)
-    body.drops = once_more
+    body.drops |= once_more
     jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
     consts = own_consts if consts is None else consts
     with collecting(body):
         outs = _compat.eval_jaxpr(jaxpr, consts, *args)
-    return list(outs), [arrays for _, arrays in body.records]
+    hears = feed.whose.hears
+    return list(outs), [arrays for info, arrays in body.records if hears(info.site)]
 
 
 def bind_checkpoint(fun: Callable[..., Any], params: dict[str, Any], *args: Any) -> Any:
@@ -184,6 +188,7 @@ def _compiled(
     key = (
         primitive.name,
         collector.depth,
+        collector.drops,
         tuple(weakref.ref(j) for j in jaxprs),
         tuple((name, _hashable(v)) for name, v in sorted(params.items())),
     )

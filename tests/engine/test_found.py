@@ -4,8 +4,15 @@ For how to read these see `random_programs.py`. Odd seeds put a `ForwardHook` in
 the `BackwardHook`.
 """
 
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 from random_checks import check_logs, check_outside
+from twin_case import linear
+
+import peex as px
 
 
 FOUND = {
@@ -66,3 +73,36 @@ FOUND_OUTSIDE = {
 @pytest.mark.parametrize("plan, seed", FOUND_OUTSIDE.values(), ids=FOUND_OUTSIDE)
 def test_found_outside(plan, seed):
     check_outside(plan, seed)
+
+
+CONDITIONS = {
+    "loop": lambda f, x: lax.scan(lambda h, _: (f(h), None), x, length=2)[0],
+    "branch": lambda f, x: lax.cond(x[0] > 0, lambda x: f(x), lambda x: x, x),
+    "jit": lambda f, x: eqx.filter_jit(lambda f, x: f(x))(f, x),
+}
+
+
+@pytest.mark.parametrize("how", CONDITIONS)
+@pytest.mark.parametrize("run", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
+def test_two_wrappers_around_the_condition_of_a_while_loop(how, run):
+    """The inner one runs the condition once more; the outer heard that, too."""
+
+    class Loops(eqx.Module):
+        layer: eqx.nn.Linear
+
+        def __call__(self, x):
+            def cond(state):
+                i, x = state
+                return (i < 3) & (jnp.sum(CONDITIONS[how](self.layer, x)) < 100)
+
+            step = lambda state: (state[0] + 1, jnp.tanh(state[1]))
+            return lax.while_loop(cond, step, (0, x))
+
+    inner = px.ForwardHook(Loops(linear(2, 2, 0)))
+    (_, inner_log), outer_log = run(px.ForwardHook(inner))(jnp.ones(2))
+    assert list(outer_log) == list(inner_log) == ["layer"]
+    for a, b in (
+        (outer_log["layer"], inner_log["layer"]),
+        (outer_log.counts["layer"], inner_log.counts["layer"]),
+    ):
+        np.testing.assert_array_equal(a, b)
