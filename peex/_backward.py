@@ -152,7 +152,7 @@ class BackwardHook(AbstractWrapper):
         """
 
         def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
-            _, collector = hooked._run(None, args, kwargs)
+            _, collector = _run(hooked, None, args, kwargs)
             return Log(collector.made)
 
         shapes = eqx.filter_eval_shape(log, self, args, kwargs)
@@ -179,7 +179,7 @@ class BackwardHook(AbstractWrapper):
                 "arguments like those of the call (arrays or `jax.ShapeDtypeStruct`s). "
                 "If you don't want a log, write `log_fn=None`."
             )
-        out, collector = self._run(self.log or Log(), args, kwargs)
+        out, collector = _run(self, self.log or Log(), args, kwargs)
         # Without jit, a branch that isn't taken doesn't even run.
         if self.log is not None and not getattr(jax.config, "jax_disable_jit"):  # noqa: B009
             missing = [k for k in self.log if k not in collector.made]
@@ -191,6 +191,10 @@ class BackwardHook(AbstractWrapper):
                 )
         return out
 
-    def _run(self, log: Log | None, args: Any, kwargs: Any) -> tuple[Any, _Backward]:
-        make = lambda: _Backward(self.hook_fn, self.log_fn, log)
-        return run(self.plan, self.model, make, True, args, kwargs)
+
+# No method: Equinox makes a module of each that is looked up, which takes long.
+def _run(
+    hooked: BackwardHook, log: Log | None, args: Any, kwargs: Any
+) -> tuple[Any, _Backward]:
+    make = lambda: _Backward(hooked.hook_fn, hooked.log_fn, log)
+    return run(hooked.plan, hooked.model, make, True, args, kwargs)

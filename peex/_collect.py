@@ -133,7 +133,8 @@ class CollectTrace(_compat.Trace):
             from ._lift import lift  # evaluates bodies by means of this file
 
             with _compat.set_current_trace(self):
-                return lift(primitive, tracers, params, collector, self.eager)
+                below = self.parent if _compat.is_eval_trace(self.parent) else None
+                return lift(primitive, tracers, params, collector, self.eager, below)
         return self.parent.process_primitive(primitive, tracers, params)
 
     def process_call(self, primitive, f, tracers, params, /):

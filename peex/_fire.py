@@ -83,6 +83,12 @@ def _is_state(x: object) -> bool:
 
 def _fire(site: Site, value: Any) -> Any:
     """The value with hook and log applied; what isn't an array passes by."""
+    if site.only_logs and isinstance(value, jax.Array):
+        collector = running(site.depth)
+        if collector is not None and _compat.current_trace() is collector.trace:
+            # Most of what eager calls do: no need for all that follows.
+            collector.record(Tap(site, _ONE_ARRAY, _NO_AXES), [value])
+            return value
     fire = _backward if site.backward else _forward
     keep = _is_differentiable if site.backward else is_array
     if isinstance(value, jax.Array) and keep(value):

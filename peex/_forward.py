@@ -155,14 +155,18 @@ class ForwardHook(AbstractWrapper):
         [`peex.LogTooLargeError`][]: the log would take more than `max_bytes`.
         """
         if self.plan.max_bytes is not None:
-            _, log = eqx.filter_eval_shape(ForwardHook._run, self, args, kwargs)
+            _, log = eqx.filter_eval_shape(_run, self, args, kwargs)
             check_size(log, self.plan.max_bytes)
-        return self._run(args, kwargs)
+        return _run(self, args, kwargs)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Log]:
-        make = lambda: HookCollector(self.hook_fn, self.log_fn)
-        out, collector = run(self.plan, self.model, make, False, args, kwargs)
-        return out, _log(collector)
+
+# No method: Equinox makes a module of each that is looked up, which takes long.
+def _run(
+    hooked: ForwardHook, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Log]:
+    make = lambda: HookCollector(hooked.hook_fn, hooked.log_fn)
+    out, collector = run(hooked.plan, hooked.model, make, False, args, kwargs)
+    return out, _log(collector)
 
 
 def _log(collector: Collector) -> Log:

@@ -122,13 +122,11 @@ def _make_subclass(cls: type) -> type:
         self = object.__new__(sub)
         attributes = _dict(self)
         attributes[_ATTRIBUTE] = sites
-        for name, value in zip(dynamic, values, strict=True):
-            if value is not _missing:
-                attributes[name] = value
-        for name, value in zip(static, static_values, strict=True):
-            if value is not _missing:
-                attributes[name] = value
+        attributes.update(zip(dynamic, values, strict=True))
+        attributes.update(zip(static, static_values, strict=True))
         attributes.update(others)
+        for name in [k for k, v in attributes.items() if v is _missing]:
+            del attributes[name]
         return self
 
     jtu.register_pytree_with_keys(sub, flatten_with_keys, unflatten, flatten)

@@ -61,8 +61,16 @@ def lift(
     params: Params,
     collector: Collector,
     eager: bool = False,
+    below: Any = None,
 ) -> list[Any]:
-    """Runs a primitive, the sites of `collector` brought out by one level."""
+    """Runs a primitive, the sites of `collector` brought out by one level.
+
+    **Arguments:**
+
+    - `eager`: whether it runs at once.
+    - `below`: the trace below that of the collector, if that runs at once: what has
+        been compiled is called there, as quickly as JAX can.
+    """
     from ._rules import rules
 
     rule = rules[primitive.name]
@@ -71,7 +79,8 @@ def lift(
     shared = {info.slot: ask((), info) for info in signature.shared}
     if eager or rule.jit_options is not None:
         run = _compiled(primitive, rule, params, collector)
-        outs, logs = run(*args, slots, shared)
+        with _compat.set_current_trace(below or _compat.current_trace()):
+            outs, logs = run(*args, slots, shared)
     else:
         outs, logs = rule.run(params, args, Feed(slots, shared, collector))
     for spec, arrays in zip(signature.taps, logs, strict=True):

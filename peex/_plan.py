@@ -72,7 +72,8 @@ def plan(
         )
     root_method = root_method_of(model, method)
     chosen, asked = select(model, where, root_method)
-    keys = {c.key(root_method): c.suffix for c in chosen}
+    key_of = {c: c.key(root_method) for c in chosen}
+    keys = {key: c.suffix for c, key in key_of.items()}
     if pre and any(keys.values()):
         (key, *_) = (k for k, suffix in keys.items() if suffix)
         raise TypeError(
@@ -89,10 +90,9 @@ def plan(
         acting[what] = assign(what, fn, keys, patterns)
         probed += [(what, pattern) for pattern in patterns]
     hooks, logs = acting["hook_fn"], acting["log_fn"]
-    key_of = lambda c: c.key(root_method)
     return Plan(
-        tuple((c, hooks[key_of(c)], logs[key_of(c)]) for c in chosen),
-        tuple((name, frozenset(map(key_of, cs))) for name, cs in asked),
+        tuple([(c, hooks[key], logs[key]) for c, key in key_of.items()]),
+        tuple((name, frozenset(key_of[c] for c in cs)) for name, cs in asked),
         tuple(probed),
         where is None,
         method,

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from ._errors import SiteNotFoundError
-from ._walk import children, is_function, is_module, Key, stands_in, unwrap
+from ._walk import children, is_array, is_function, is_module, Key, stands_in, unwrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ def places(model: Any, root_method: str) -> list[Place]:
     found: list[Place] = []
 
     def visit(key: Key, node: Any) -> bool:
+        if is_array(node):
+            return False
         here = len(found)
         parts = children(key, node)
         callable_inside = False

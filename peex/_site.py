@@ -6,6 +6,7 @@ wrappers share one compiled program.
 """
 
 import dataclasses
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,6 +101,12 @@ class Site:
     while_buffer: int | None
     inside: tuple[str, int | None] | None = None
     suffix: str = ""
+
+    @ft.cached_property
+    def only_logs(self) -> bool:
+        """Whether all it does is to log the value itself."""
+        is_log = self.log is not None and self.log.is_identity
+        return is_log and self.hook is None and not self.backward
 
     @property
     def module(self) -> str:

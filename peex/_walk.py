@@ -29,7 +29,7 @@ def children(
     """
     kind = _kind(node)
     if kind.array:
-        return None
+        return None  # known without asking JAX
     found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(found) == 1 and found[0][1] is node:
         return None
@@ -100,6 +100,10 @@ def _name(entry: Any) -> str:
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
+
+
+def is_array(node: Any) -> bool:
+    return _kind(node).array
 
 
 def is_module(node: Any) -> bool:
