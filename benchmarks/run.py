@@ -23,7 +23,7 @@ from benchmarks.contestants import PEERS
 from benchmarks.rows import Bench, Figure, Outcome
 
 
-# The rows on `report`, and on the sweep of patches, come in a file of their own here.
+# The row on the sweep of patches comes in a file of its own here.
 FIGURES = (*compiled.FIGURES, *tracing.FIGURES, *calls.FIGURES)
 
 _PACKAGES = (

@@ -77,6 +77,26 @@ def unrolled_depth(bench: Bench, case: str) -> Outcome:
     )
 
 
+def report(bench: Bench, case: str) -> Outcome:
+    """`px.report` next to a trace of the model alone, without lowering."""
+    model = models.Transformer(bench.sizes, key=jr.key(0))
+    x = jnp.zeros((bench.sizes.tokens, bench.sizes.width))
+
+    def trace() -> None:
+        # A new function in each round, which JAX hasn't traced before.
+        eqx.filter_make_jaxpr(lambda model, x: model(x))(model, x)
+
+    calls = {"unhooked": trace, "peex": lambda: px.report(model, x) and None}
+    times = race(calls, bench.effort)
+    ratio = times.ratio("peex", "unhooked")
+    return Outcome(
+        {"unhooked": duration(times.median("unhooked")), "peex": f"{ratio:.2f}"},
+        ratio,
+        {},
+        {"seconds": {name: times.median(name) for name in calls}},
+    )
+
+
 _NAMES = ("unhooked", "peex")
 
 
@@ -115,4 +135,5 @@ FIGURES = (
         1.3,
         unrolled_depth,
     ),
+    Figure("px.report / one trace", ("transformer",), "2", 2.0, report),
 )

@@ -31,7 +31,7 @@ def static_modules(model: Any) -> list[Place]:
                 if field.metadata.get("static", False) and hasattr(node, field.name):
                     value = getattr(node, field.name)
                     found.extend(
-                        dataclasses.replace(p, key=(*key, field.name, *p.key))
+                        p._replace(key=(*key, field.name, *p.key))
                         for p in places(value, "__call__")
                         if p.is_leaf
                     )

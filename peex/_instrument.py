@@ -211,9 +211,11 @@ def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
 
 
 class Memo(dict[Any, Any]):
-    """Remembers instrumented structures for one wrapper. It isn't part of what that is:
-    a copy starts with an empty one.
+    """Remembers instrumented structures for one wrapper, and the hash of its plan. It
+    isn't part of what that is: a copy starts with an empty one.
     """
+
+    plan_hash: int | None = None
 
     def __reduce__(self) -> Any:
         return Memo, ()

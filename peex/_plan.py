@@ -37,6 +37,13 @@ class Plan:
     max_bytes: int | None = None
     memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
 
+    def __hash__(self) -> int:
+        # At every call of a jitted function that takes a wrapper.
+        if self.memo.plan_hash is None:
+            others = (self.default, self.root_method, self.pre, self.with_kwargs)
+            self.memo.plan_hash = hash((self.chosen, self.asked, self.method, others))
+        return self.memo.plan_hash
+
     @property
     def logs(self) -> bool:
         return any(log is not None for _, _, log in self.chosen)

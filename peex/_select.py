@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import functools as ft
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -18,15 +18,17 @@ from ._errors import SiteNotFoundError
 from ._walk import children, is_array, is_function, is_module, Key, stands_in, unwrap
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Somewhere in a model where a hook can be put."""
+class Place(NamedTuple):
+    """Somewhere in a model where a hook can be put.
+
+    - `called`: whether it is a module that can be called (the model itself: by its
+        entry).
+    - `is_leaf`: whether no such module is inside.
+    """
 
     key: Key
     node: Any
-    # Whether it is a module that can be called; the model itself: by its entry.
     called: bool
-    # Whether no such module is inside.
     is_leaf: bool
 
     @property

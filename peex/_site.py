@@ -67,7 +67,7 @@ def _is_static(leaf: Any) -> bool:
     return not eqx.is_array(leaf) and not hasattr(leaf, "__array__")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Site:
     """One place of one wrapper: which value, and what is done with it.
 
@@ -116,6 +116,17 @@ class Site:
     def numbered(self, n: int) -> str:
         """The key of the `n`-th further call of its module."""
         return self.key if n == 0 else f"{self.module}#{n}{self.suffix}"
+
+    @ft.cached_property
+    def _all(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        # JAX compares sites that differ in their key, often: those of layers that are
+        # passed one by one to one jitted function.
+        if type(other) is not Site or self.key != other.key:
+            return False
+        return self is other or self._all == other._all
 
     def __hash__(self) -> int:
         return hash((self.key, self.depth, self.backward))
