@@ -67,7 +67,11 @@ class Expected:
         self.log = {k: log[k] for k in self.keys}
         self.counts = {k: counts[k] for k in self.keys if k in counts}
         if gradients:
-            self.params = params_of(grads[0])
+            # Without a patch, those of the model itself: JAX 0.10 loses a `custom_jvp`
+            # rule in a scan that is linearized and then differentiated.
+            plain = eqx.filter_grad(lambda model, x: loss_of(model(x)))
+            own = grads[0] if patch is not None else eqx.filter_jit(plain)(model, x)
+            self.params = params_of(own)
             cotangents = zip(self.keys, grads[1], strict=True)
             self.cotangents = {k: c[..., :3] for k, c in cotangents}
 
