@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_programs import BATCHES, build, CUSTOM, INNER, uses
+from random_programs import BATCHES, build, CUSTOM, INNER, STEPS, uses
 from random_twins import names, sites, twin
 
 import peex as px
@@ -67,8 +67,7 @@ class Expected:
         self.log = {k: log[k] for k in self.keys}
         self.counts = {k: counts[k] for k in self.keys if k in counts}
         if gradients:
-            # Without a patch, those of the model itself: JAX 0.10 loses a `custom_jvp`
-            # rule in a scan that is linearized and then differentiated.
+            # Without a patch, those of the model itself: see `loses_rules`.
             plain = eqx.filter_grad(lambda model, x: loss_of(model(x)))
             own = grads[0] if patch is not None else eqx.filter_jit(plain)(model, x)
             self.params = params_of(own)
@@ -113,7 +112,8 @@ def check_logs(plan, seed=0):
             check_forward(expected, result, "gradient")
             assert_close(params_of(grads.model), expected.params, "parameters, forward")
         if not cotangents:
-            check_no_cotangents(model, x)
+            if not loses_rules(plan):
+                check_no_cotangents(model, x)
             return
         try:
             hooked = px.BackwardHook(forward if together else model).init(x)
@@ -146,6 +146,14 @@ def gradients(hooked, x):
 def check_no_cotangents(model, x):
     with pytest.raises(px.SiteLostError):
         px.BackwardHook(model).init(x)
+
+
+def loses_rules(plan):
+    """JAX 0.10 loses a `custom_jvp` rule in a scan that is linearized: the function is
+    differentiated, with or without peex, if there is a further derivative.
+    """
+    inside = uses(plan, "custom_jvp") and uses(plan, *INNER) and uses(plan, *STEPS)
+    return inside and jax.__version_info__ < (0, 12)
 
 
 def is_recomputed(plan):
