@@ -8,6 +8,7 @@ Checked against JAX 0.10.2 and 0.12.0.1. (That of Equinox is in `_compat_equinox
 """
 
 import functools as ft
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -110,6 +111,25 @@ def _below_batches(trace: Any) -> Any:
             trace = trace.parent
         else:
             return trace
+
+
+def abandon(error: BaseException) -> None:
+    """Lets go of the programs that JAX was staging when `error` ended that. Otherwise
+    it keeps them, and their tracers, for good (in 0.10 to 0.12: a tracer of a constant
+    has a finalizer, which holds the trace, whose equations hold the tracer).
+    """
+    live = []
+    trace: Any = current_trace()
+    while trace is not None:
+        live.append(trace)
+        trace = getattr(trace, "parent", None) or getattr(trace, "parent_trace", None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in list(frame.f_locals.values()):
+            staging = type(value).__name__ == "DynamicJaxprTrace"
+            if staging and not any(value is trace for trace in live):
+                value.invalidate()
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
 
 
 def zero_tangent(x: Any) -> ad.Zero:

@@ -287,7 +287,7 @@ def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
 def assign(
     what: str, fn: Any, keys: Mapping[str, str], probed: Container[str] = ()
 ) -> dict[str, str | None]:
-    """Which hook or log acts at which key, by name (see `named` in `_wrap.py`). `keys`
+    """Which hook or log acts at which key, by name (see `named` in `_plan.py`). `keys`
     has with each what is behind the key of its module (see `Chosen.suffix`). Of a
     dict by pattern the first match wins; its value may be `None`, for nothing.
 

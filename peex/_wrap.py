@@ -55,11 +55,13 @@ def run(
         except Staged as signal:
             if signal.depth != collector.depth:
                 raise
+            _compat.abandon(signal)
             direct = False
             _remember_staging(plan, model)
         except ProbeMet as met:
             if met.probes is not probes:
                 raise
+            _compat.abandon(met)
             remember(plan, met.name)
         except ValueError as error:
             group = stacked(error)

@@ -1,6 +1,9 @@
 """One canary for each private or version-dependent use of JAX and Equinox."""
 
 import functools
+import gc
+import traceback
+import weakref
 
 import equinox as eqx
 import jax
@@ -368,3 +371,34 @@ def test_part_of_a_jaxpr():
     assert [_compat.is_literal(v) for v in mul.invars] == [False, True]
     part = _compat.part_of_jaxpr(jaxpr, 1, 2, sin.outvars, mul.outvars)
     assert _compat.eval_jaxpr(part, (), 3.0) == [6.0]
+
+
+def test_abandon():
+    class Ended(BaseException):
+        pass
+
+    constant = jnp.ones(2)
+
+    def body(x, _):
+        jnp.sin(x + constant)
+        raise Ended
+
+    traces = []
+
+    def outside(x):
+        try:
+            lax.scan(lambda *args: body(*args), x, length=2)
+        except Ended as error:
+            frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+            found = [v for f in frames for v in f.f_locals.values()]
+            traces.extend(
+                weakref.ref(v) for v in found if type(v).__name__ == "DynamicJaxprTrace"
+            )
+            del frames, found
+            _compat.abandon(error)
+        return x
+
+    jax.make_jaxpr(outside)(constant)
+    gc.collect()
+    assert traces
+    assert not any(trace() is not None for trace in traces)

@@ -1,6 +1,7 @@
 """Calls that are recorded directly, and those that turn out to need a trace."""
 
 import copy
+import gc
 import pickle
 
 import equinox as eqx
@@ -212,3 +213,24 @@ def test_a_function_in_a_field_is_not_mixed_up():
         _, log = h(X)
         expected = jax.vmap(fn)(mlp.layers[0](X))
         np.testing.assert_allclose(log["activation"].reshape(4), expected, rtol=1e-6)
+
+
+def tracers():
+    gc.collect()
+    return [o for o in gc.get_objects() if type(o).__name__ == "DynamicJaxprTracer"]
+
+
+# `eqx.filter_checkpoint` leaves tracers behind without peex, too.
+@pytest.mark.parametrize("how", [h for h in STAGED if h != "checkpoint"])
+def test_a_call_that_is_made_again_leaves_nothing_behind(how):
+    class Fresh(Two):
+        """A class that hasn't been seen to stage anything."""
+
+    hooked = px.ForwardHook(Fresh(linear(3, 3, 0), linear(3, 3, 1), how))
+    before = len(tracers())
+    eqx.filter_jit(hooked)(X)
+    CALLS.clear()
+    assert len(tracers()) <= before
+    with jax.checking_leaks():
+        eqx.filter_jit(lambda h, x: h(x))(hooked, X)
+    CALLS.clear()
