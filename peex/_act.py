@@ -34,7 +34,7 @@ def act(
     **Raises:** `HookShapeError`, `LogValueError`.
     """
     arrays = list(arrays)
-    if site.hook is None and site.log is not None and site.log.is_identity:
+    if site.only_logs:
         logs = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
         return arrays, logs, structure
     value = jtu.tree_unflatten(structure, arrays)

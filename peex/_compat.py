@@ -70,47 +70,45 @@ def hands_on(trace: Trace) -> bool:
     return type(trace).__name__ in _HANDING_ON
 
 
-_HANDING_ON = {
-    "BatchTrace",
-    "CollectTrace",  # peex's own
-    "JVPTrace",
-    "JaxprTrace",
-    "LinearizeTrace",
-}
+_BATCHING = {"BatchTrace", "CollectTrace"}  # the latter is peex's own
+_HANDING_ON = _BATCHING | {"JVPTrace", "JaxprTrace", "LinearizeTrace"}
+
+
+def _parent(trace: Any) -> Any:
+    return getattr(trace, "parent", None) or getattr(trace, "parent_trace", None)
+
+
+def _below(trace: Any, kinds: set[str]) -> Any:
+    """The first trace that isn't of these kinds."""
+    while type(trace).__name__ in kinds:
+        trace = _parent(trace)
+    return trace
+
+
+def _stages(trace: Any) -> bool:
+    return type(trace).__name__ == "DynamicJaxprTrace"
 
 
 def is_staging_trace(trace: Trace) -> bool:
     """Whether what is bound on `trace` is written into a jaxpr, batched or not, rather
     than differentiated at once.
     """
-    return type(_below_batches(trace)).__name__ == "DynamicJaxprTrace"
+    return _stages(_below(trace, _BATCHING))
 
 
 def is_compiled(trace: Any) -> bool:
     """Whether what is bound on `trace` ends up in a jaxpr, whatever happens to it on
     the way.
     """
-    while type(trace).__name__ in _HANDING_ON:
-        trace = trace.parent if hasattr(trace, "parent") else trace.parent_trace
-    return type(trace).__name__ == "DynamicJaxprTrace"
+    return _stages(_below(trace, _HANDING_ON))
 
 
 def differentiates(trace: Trace) -> bool:
     """Whether a function with derivative rules, bound on `trace`, isn't run itself, but
     its rule (or whether that can't be told).
     """
-    trace = _below_batches(trace)
-    return not (is_eval_trace(trace) or type(trace).__name__ == "DynamicJaxprTrace")
-
-
-def _below_batches(trace: Any) -> Any:
-    while True:
-        if type(trace).__name__ == "BatchTrace":
-            trace = trace.parent_trace
-        elif type(trace).__name__ == "CollectTrace":  # peex's own
-            trace = trace.parent
-        else:
-            return trace
+    trace = _below(trace, _BATCHING)
+    return not (is_eval_trace(trace) or _stages(trace))
 
 
 def abandon(error: BaseException) -> None:
@@ -122,11 +120,10 @@ def abandon(error: BaseException) -> None:
     trace: Any = current_trace()
     while trace is not None:
         live.append(trace)
-        trace = getattr(trace, "parent", None) or getattr(trace, "parent_trace", None)
+        trace = _parent(trace)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in list(frame.f_locals.values()):
-            staging = type(value).__name__ == "DynamicJaxprTrace"
-            if staging and not any(value is trace for trace in live):
+            if _stages(value) and not any(value is trace for trace in live):
                 value.invalidate()
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None

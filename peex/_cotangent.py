@@ -35,13 +35,11 @@ def attach(
     log_arrays = [] if info.site.log is None else next(shared)
     buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
     varying = _compat.varying(jax.typeof(x) for x in buffers)
-    log = info.site.log
-    is_log = info.site.hook is None and log is not None and log.is_identity
     alike = all(
         _compat.varying([jax.typeof(x)]) == varying and x.dtype == b.dtype
         for x, b in zip(values, buffers, strict=False)
     )
-    if is_log and alike:
+    if info.site.only_logs and alike:
         return [tie_p.bind(x, b) for x, b in zip(values, buffers, strict=True)]
     given = hook_arrays, log_arrays, data
     outs: Any = _identity(info, varying, list(values), buffers, given)

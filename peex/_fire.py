@@ -83,7 +83,7 @@ def _is_state(x: object) -> bool:
 
 def _fire(site: Site, value: Any) -> Any:
     """The value with hook and log applied; what isn't an array passes by."""
-    if site.only_logs and isinstance(value, jax.Array):
+    if site.only_logs and not site.backward and isinstance(value, jax.Array):
         collector = running(site.depth)
         if collector is not None and _compat.current_trace() is collector.trace:
             # Most of what eager calls do: no need for all that follows.
@@ -196,7 +196,7 @@ def _logged(
     pass, so that errors come as early as they can be known.
     """
     shapes = [_shape(x) for x in arrays]
-    if site.hook is None and site.log is not None and site.log.is_identity:
+    if site.only_logs:
         return _Logged(shapes, structure)
     hook_arrays, log_arrays = (f.shapes if f else () for f in (site.hook, site.log))
     return jax.eval_shape(

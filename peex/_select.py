@@ -15,6 +15,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from ._errors import SiteNotFoundError
+from ._site import suffix_of
 from ._walk import children, is_array, is_function, is_module, Key, stands_in, unwrap
 
 
@@ -88,10 +89,7 @@ class Chosen:
 
     @property
     def suffix(self) -> str:
-        if self.inside is None:
-            return ""
-        index = f"#{self.index}" if self.index else ""
-        return f"/{self.inside}{index}"
+        return "" if self.inside is None else suffix_of(self.inside, self.index)
 
     @property
     def value(self) -> tuple[str, int | None] | None:

@@ -67,6 +67,11 @@ def _is_static(leaf: Any) -> bool:
     return not eqx.is_array(leaf) and not hasattr(leaf, "__array__")
 
 
+def suffix_of(name: str, index: int | None) -> str:
+    """What is behind the key of a module, in that of a value inside."""
+    return f"/{name}#{index}" if index else f"/{name}"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
     """One place of one wrapper: which value, and what is done with it.
@@ -104,9 +109,8 @@ class Site:
 
     @ft.cached_property
     def only_logs(self) -> bool:
-        """Whether all it does is to log the value itself."""
-        is_log = self.log is not None and self.log.is_identity
-        return is_log and self.hook is None and not self.backward
+        """Whether all it does is to log the value (or cotangent) itself."""
+        return self.hook is None and self.log is not None and self.log.is_identity
 
     @property
     def module(self) -> str:

@@ -10,7 +10,7 @@ from ._group import grouped, Prefix
 from ._hook_collector import HookCollector
 from ._plan import Plan
 from ._select import Chosen, first_match, places
-from ._site import Path, Site
+from ._site import Path, Site, suffix_of
 
 
 Sites = dict[str, dict[str, tuple[Site | Path, ...]]]
@@ -57,17 +57,30 @@ class SiteMaker:
 
     def of_probe(self, module: str, name: str, index: int) -> Site | None:
         """The site of a probe, met while the method of a module ran."""
-        suffix = f"/{name}#{index}" if index else f"/{name}"
+        suffix = suffix_of(name, index)
         key = f"{module}{suffix}"
         if self.plan.default:
             first = ft.partial(first_match, key=key, suffix=suffix)
             hook, log = (first(what, fn) for what, fn in self.collector.fns.items())
             return self(key, suffix, None, hook, log)
         for chosen, hook, log in self.plan.chosen:
-            around = grouped(chosen.module_key(self.plan.root_method), self.groups)
-            if around == module and chosen.names(name, index):
+            root_method = self.plan.root_method
+            if names_probe(chosen, root_method, self.groups, module, name, index):
                 return self(key, suffix, None, hook, log)
         return None
+
+
+def names_probe(
+    chosen: Chosen,
+    root_method: str,
+    groups: set[Prefix],
+    module: str,
+    name: str,
+    index: int,
+) -> bool:
+    """Whether a chosen value is this probe, met while the method of `module` ran."""
+    around = grouped(chosen.module_key(root_method), groups)
+    return around == module and chosen.names(name, index)
 
 
 def may_be_site(plan: Plan, name: str) -> bool:

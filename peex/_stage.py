@@ -24,8 +24,8 @@ from ._probe import own_caches, ProbeMet, Probes
 from ._rules import install
 from ._running import next_depth, started
 from ._select import Chosen
-from ._site import freeze, Path, Site
-from ._site_maker import Sites
+from ._site import freeze, Path, Site, suffix_of
+from ._site_maker import names_probe, Sites
 from ._wrap import call_method
 
 
@@ -167,11 +167,9 @@ def _probes(
         return probed is None or any(c.names(name) for c in probed)
 
     def site(module: str, name: str, index: int) -> Site | None:
-        suffix = f"/{name}#{index}" if index else f"/{name}"
+        suffix = suffix_of(name, index)
         mine = probed is None or any(
-            grouped(c.module_key(root_method), groups) == module
-            and c.names(name, index)
-            for c in probed
+            names_probe(c, root_method, groups, module, name, index) for c in probed
         )
         return _site(f"{module}{suffix}", depth, suffix=suffix) if mine else None
 
