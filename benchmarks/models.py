@@ -235,16 +235,31 @@ def _gru_by_hand(
     return out, {"cell": states}
 
 
+EDGES = (-1.0, 0.0, 1.0)
+
+
+def mean_std(value: Float[Array, "t d"]) -> tuple[Array, Array]:
+    return jnp.mean(value, -1), jnp.std(value, -1)
+
+
+def histogram(value: Float[Array, "t d"]) -> Array:
+    bins = zip((-jnp.inf, *EDGES), (*EDGES, jnp.inf), strict=True)
+    counts = [jnp.sum((low <= value) & (value < high), -1) for low, high in bins]
+    return jnp.stack(counts, -1)
+
+
 def statistics_by_hand(
-    model: ScannedTransformer, x: Float[Array, "t d"]
+    model: ScannedTransformer,
+    x: Float[Array, "t d"],
+    statistics: Callable[[Array], Any],
 ) -> tuple[Array, Values]:
-    """Mean and standard deviation of what each layer returns for each token."""
+    """Statistics of what each layer returns for each token."""
 
     def body(x: Array, layer: Block) -> tuple[Array, Values]:
         values: Values = {}
 
         def see(key: str, value: Array) -> Array:
-            values[f"layers.{key}"] = jnp.mean(value, -1), jnp.std(value, -1)
+            values[f"layers.{key}"] = statistics(value)
             return value
 
         return _block_by_hand(layer, x, see), values

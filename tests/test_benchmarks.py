@@ -82,8 +82,9 @@ def test_identity_hooks_compile_to_the_same(bench, measure):
     assert all(measure(bench, "chain 32").checks.values())
 
 
-def test_statistics_in_a_scan_keep_no_values(bench):
-    outcome = compiled.statistics_in_scan(bench, "")
+@pytest.mark.parametrize("case", ["MeanStdLog", "HistogramLog"])
+def test_statistics_in_a_scan_keep_no_values(bench, case):
+    outcome = compiled.statistics_in_scan(bench, case)
     assert outcome.checks == {"no buffer of all values": True}
 
 
