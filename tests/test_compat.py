@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from peex import _compat, _compat_equinox
+from peex import _compat
 from peex._lift import bind_checkpoint, bind_cond
 
 
@@ -207,31 +207,6 @@ def test_jit_options():
     params = params_of(fn, "jit", 1.0)
     assert _compat.jit_options(params) == {"keep_unused": True, "donate_argnums": (0,)}
     assert _compat.jit_shardings(params)[0] == (device,)
-
-
-def test_wrappers_of_equinox():
-    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    other = eqx.nn.Linear(2, 2, key=jax.random.key(1))
-    x = jnp.ones(2)
-    for wrap, arg in (
-        (eqx.filter_jit, x),
-        (eqx.filter_vmap, x[None]),
-        (eqx.filter_checkpoint, x),
-        (lambda m: eqx.filter_jit(eqx.filter_checkpoint(m)), x),
-    ):
-        wrapped, rewrap = _compat_equinox.stood_for(wrap(linear))
-        again = rewrap(jax.tree.map(lambda x: x, other))
-        assert type(again) is type(wrap(linear))
-        assert jnp.allclose(again(arg), other(x))
-        while _compat_equinox.stood_for(wrapped) is not None:
-            wrapped, _ = _compat_equinox.stood_for(wrapped)
-        assert eqx.tree_equal(wrapped, linear)
-    loss = lambda m: jnp.sum(m(x))
-    assert _compat_equinox.stood_for(eqx.filter_grad(loss))[0] is loss
-    assert _compat_equinox.stood_for(linear) is None
-    assert (
-        _compat_equinox.stood_for(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))) is None
-    )
 
 
 def test_random_keys_are_a_dtype():
