@@ -7,16 +7,14 @@ from typing import Any
 
 import equinox as eqx
 
-from ._parameters import Parameter, parameter_notes, Parameters, parameters_dict
-from ._render import (
-    Column,
-    html,
-    rich_table,
-    shown_bytes,
-    shown_count,
-    Table,
-    text,
+from ._parameters import (
+    HasParameters,
+    Parameter,
+    parameter_notes,
+    Parameters,
+    parameters_dict,
 )
+from ._render import Column, Shown, shown_bytes, shown_count, Table
 from ._select import Place, places
 from ._walk import children, is_function, Key, stands_in
 
@@ -44,7 +42,7 @@ def static_modules(model: Any) -> list[Place]:
 
 
 @dataclasses.dataclass(frozen=True)
-class SiteInfo:
+class SiteInfo(HasParameters):
     """One place of a model.
 
     - `key`: its name, for `where` and in a log.
@@ -66,16 +64,8 @@ class SiteInfo:
     parameters: tuple[Parameter, ...]
     shared_with: tuple[str, ...]
 
-    @property
-    def parameter_count(self) -> int:
-        return sum(p.count for p in self.parameters)
 
-    @property
-    def parameter_bytes(self) -> int:
-        return sum(p.bytes for p in self.parameters)
-
-
-class Sites(Mapping[str, SiteInfo]):
+class Sites(Shown, Mapping[str, SiteInfo]):
     """What a model has to hook, by key, in the order of the model. Printed, a table.
 
     **Attributes:**
@@ -101,15 +91,6 @@ class Sites(Mapping[str, SiteInfo]):
     def __repr__(self) -> str:
         default = sum(i.chosen == "default" for i in self.values())
         return f"<Sites: {len(self)} places, {default} chosen by default>"
-
-    def __str__(self) -> str:
-        return text(self._table())
-
-    def _repr_html_(self) -> str:
-        return html(self._table())
-
-    def __rich__(self) -> Any:
-        return rich_table(self._table())
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as dicts, lists, strings and numbers, as for JSON."""

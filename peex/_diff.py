@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ._render import shown_bytes, shown_count
+from ._render import shown_arrays, shown_bytes, shown_count
 from ._reported import Call, Report
 
 
@@ -54,12 +54,11 @@ def diff(old: Report, new: Report) -> ReportDiff:
 
 
 def _facts(call: Call) -> dict[str, Any]:
-    inputs, outputs = call._flow().split(" -> ")
     count, size = call.parameter_count, call.parameter_bytes
     return {
         "class": call.class_name,
-        "inputs": inputs,
-        "outputs": outputs,
+        "inputs": call.shown_inputs,
+        "outputs": shown_arrays(call.outputs),
         "axes": ", ".join(f"{kind} {size}" for kind, size in call.axes) or "none",
         "when": call.when,
         "parameters": f"{shown_count(count)} ({shown_bytes(size)})",

@@ -123,9 +123,13 @@ class Numbering:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
-    def __call__(self, site: Site) -> str:
+    def next(self, site: Site) -> int:
+        """How many calls of the site there were before this one."""
         n = self._seen[site.key] = self._seen.get(site.key, -1) + 1
-        return site.numbered(n)
+        return n
+
+    def __call__(self, site: Site) -> str:
+        return site.numbered(self.next(site))
 
 
 class Encoded(eqx.Module):

@@ -36,6 +36,20 @@ class Parameter:
         return self.count * self.dtype.itemsize
 
 
+class HasParameters:
+    """What has `parameters`: how many numbers these are, and how many bytes."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.count for p in self.parameters)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(p.bytes for p in self.parameters)
+
+
 class Parameters:
     """The parameters of a model, by array and by place."""
 

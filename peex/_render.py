@@ -1,5 +1,6 @@
 """Tables for people: as text, by `rich`, and as HTML."""
 
+import abc
 import dataclasses
 import html as html_lib
 import io
@@ -31,6 +32,22 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+
+
+class Shown(abc.ABC):
+    """What is shown as a table: printed, by `rich`, and in a notebook."""
+
+    @abc.abstractmethod
+    def _table(self) -> Table: ...
+
+    def __str__(self) -> str:
+        return text(self._table())
+
+    def _repr_html_(self) -> str:
+        return html(self._table())
+
+    def __rich__(self) -> Any:
+        return rich_table(self._table())
 
 
 def text(table: Table) -> str:

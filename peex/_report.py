@@ -4,7 +4,7 @@ It is built on what a hooked call does (sites, taps, signatures), so that what i
 is what a log will hold.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -95,7 +95,9 @@ def report(
         for c in group
         if c.inside is not None
     }
-    missing = _missing(staged, known, [k for k in keys if k not in fired | answered])
+    inside = {key for key, c in named if c.inside is not None}
+    silent = [k for k in keys if k not in fired | answered]
+    missing = _missing(staged, known, silent, inside)
     if where is None:
         missing += [_static(p.name, p.node) for p in static_modules(model)]
     return Report(
@@ -138,23 +140,20 @@ class _Known:
 
 def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
-    number = Numbering()
-    keys = {id(node): number(node.site) for node in staged.calls.logged}
-    seen: dict[str, int] = {}
-    numbers = {}
-    for node in staged.calls.logged:
-        numbers[id(node)] = seen[node.site.key] = seen.get(node.site.key, -1) + 1
+    numbering = Numbering()
+    numbers = {id(node): numbering.next(node.site) for node in staged.calls.logged}
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
         assert node.after is not None
         children = tuple(make(child) for child in node.children)
-        site, key = node.site.key, keys[id(node)]
+        site, number = node.site.key, numbers[id(node)]
         inside = bool(node.site.suffix)
         made[id(node)] = Call(
-            key=key,
+            key=node.site.numbered(number),
             site=site,
-            number=numbers[id(node)],
+            number=number,
+            is_inside=inside,
             class_name="value" if inside else known.class_name(site),
             inputs=_own(node.before),
             outputs=_own(node.after),
@@ -201,7 +200,10 @@ def _static(key: str, module: Any) -> Missing:
     return Missing(key, type(module).__name__, "static", why)
 
 
-def _missing(staged: Staged, known: _Known, keys: Sequence[str]) -> list[Missing]:
+def _missing(
+    staged: Staged, known: _Known, keys: Sequence[str], inside: Container[str]
+) -> list[Missing]:
+    """Why there is nothing of these keys, of which some are of values `inside`."""
     in_rules = [k for k in keys if known.any_of(k, staged.calls.in_rules)]
     if in_rules:
         differentiated = staged.differentiated()
@@ -218,7 +220,7 @@ def _missing(staged: Staged, known: _Known, keys: Sequence[str]) -> list[Missing
                 "it runs only inside a derivative rule (of a `custom_jvp` or "
                 "`custom_vjp`), which stands in the place of autodiff there",
             )
-        elif "/" not in key and known.any_of(key, staged.calls.reads):
+        elif key not in inside and known.any_of(key, staged.calls.reads):
             kind, why = (
                 "read",
                 "its parameters are read, but it isn't called; hook the module that "

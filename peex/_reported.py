@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 
 from ._budget import num_bytes
-from ._parameters import Parameter, parameter_notes, parameters_dict
+from ._parameters import HasParameters, Parameter, parameter_notes, parameters_dict
 from ._render import (
     Column,
-    html,
     plural,
-    rich_table,
+    Shown,
     shown_arrays,
     shown_bytes,
     shown_count,
     Table,
-    text,
 )
 
 
@@ -29,12 +27,13 @@ class Axis(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class Call(HasParameters):
     """One call of one site.
 
     - `key`, `site`, `number`: its key in a log, as `"cell#2"`; the key of the site,
         `"cell"`; and the number of the call, 2 (0 for the first).
-    - `class_name`: of the module.
+    - `is_inside`: whether it is a value inside of a module, rather than its output.
+    - `class_name`: of the module; `"value"` for a value inside of one.
     - `inputs`: the pair `(args, kwargs)` of one example at one step, as a pytree of
         `jax.ShapeDtypeStruct`s (`None` for what isn't an array). `None` if it isn't
         known.
@@ -55,6 +54,7 @@ class Call:
     key: str
     site: str
     number: int
+    is_inside: bool
     class_name: str
     inputs: Any
     outputs: Any
@@ -64,14 +64,6 @@ class Call:
     parameters: tuple[Parameter, ...]
     flops: int | None
     children: tuple["Call", ...]
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(p.count for p in self.parameters)
-
-    @property
-    def parameter_bytes(self) -> int:
-        return sum(p.bytes for p in self.parameters)
 
     @property
     def log_bytes(self) -> int:
@@ -109,15 +101,12 @@ class Call:
         }
 
     @property
-    def is_inside(self) -> bool:
-        """Whether it is a value inside of a module, rather than a module's output."""
-        return "/" in self.site
+    def shown_inputs(self) -> str:
+        return "?" if self.inputs is None else shown_arrays(self.inputs)
 
     def _flow(self) -> str:
-        if self.is_inside:
-            return shown_arrays(self.outputs)
-        inputs = "?" if self.inputs is None else shown_arrays(self.inputs)
-        return f"{inputs} -> {shown_arrays(self.outputs)}"
+        outputs = shown_arrays(self.outputs)
+        return outputs if self.is_inside else f"{self.shown_inputs} -> {outputs}"
 
     def _axes(self) -> str:
         shown = [f"{kind} {size}" for kind, size in self.axes]
@@ -163,8 +152,9 @@ class Missing:
     """A site of which no log will hold anything.
 
     - `kind`: `"never called"`, `"read"` (its parameters are read without a call),
-        `"static"` (in a static field), `"rule"` (only inside a derivative rule) or
-        `"lost"` (its values can't be brought out).
+        `"static"` (in a static field), `"rule"` (only inside a derivative rule),
+        `"no such name"` (of a value inside of a module) or `"lost"` (its values can't
+        be brought out).
     - `why`: the same in words.
     """
 
@@ -174,7 +164,7 @@ class Missing:
     why: str
 
 
-class Report:
+class Report(HasParameters, Shown):
     """What a call of a model has to hook; made by [`peex.report`][].
 
     Printed, it is a table of the entries, with totals. `report[key]` is any call, of
@@ -256,8 +246,8 @@ class Report:
             "calls": [call.to_dict() for call in self.tree],
             "missing": [dataclasses.asdict(m) for m in self.missing.values()],
             "parameters": parameters_dict(self.parameters),
-            "parameter_count": sum(p.count for p in self.parameters),
-            "parameter_bytes": sum(p.bytes for p in self.parameters),
+            "parameter_count": self.parameter_count,
+            "parameter_bytes": self.parameter_bytes,
             "log_bytes": self.log_bytes,
             "flops": self.flops,
             "uncounted": list(self.uncounted),
@@ -266,15 +256,6 @@ class Report:
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} missing" if self.missing else ""
         return f"<Report: {plural(len(self), 'call')}{missing}>"
-
-    def __str__(self) -> str:
-        return text(self._table())
-
-    def _repr_html_(self) -> str:
-        return html(self._table())
-
-    def __rich__(self) -> Any:
-        return rich_table(self._table())
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         # Only treescope itself calls this.
