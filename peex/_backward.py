@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 
 from ._errors import LogShapeError, NotInitialisedError
-from ._hook_collector import HookCollector, only_call
+from ._hook_collector import HookCollector
 from ._hooks import IdentityHook
 from ._lift import zeros
 from ._log import buffers_of, Log, Numbering, pack, shown, shown_as
@@ -36,8 +36,6 @@ class _Backward(HookCollector):
         self.heard.add(info.site.key)
         if info.site.log is None:
             return []
-        if info.again:
-            return buffers_of(self.made[only_call(info, self.made)])
         key = self._number_log(info.site)
         if self.log is None:
             buffers = [zeros(s) for s in info.shapes]

@@ -159,7 +159,7 @@ def _num_residuals() -> int:
 
 def on_recomputation(primitive: Primitive, again: Callable[[Any], Any]) -> None:
     """Says what an equation becomes where a `checkpoint` computes it once more for its
-    derivative, unless its policy saves the results. (The rule that JAX has for this, as
+    derivative (`None`: its results are saved), unless the policy saves them. (The rule that JAX has for this, as
     in 0.10 to 0.12: which parts are known, and which are instantiated in the part that
     is staged for later.)
     """
@@ -176,9 +176,9 @@ def on_recomputation(primitive: Primitive, again: Callable[[Any], Any]) -> None:
         if any(unknown):
             return None, eqn, yes, yes, residuals(eqn)
         saved = saveable(primitive, *(v.aval for v in eqn.invars), **eqn.params)
-        if saved is True or type(saved).__name__ == "SaveableType":
-            return eqn, None, no, no, []
         staged = again(eqn)
+        if staged is None or saved is True or type(saved).__name__ == "SaveableType":
+            return eqn, None, no, no, []
         return eqn, staged, no, yes, residuals(staged)
 
     pe.partial_eval_jaxpr_custom_rules[primitive] = rule

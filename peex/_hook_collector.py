@@ -1,6 +1,6 @@
 """What listens to the sites of a wrapper, and answers with what its hooks hold."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ._collect import Collector
@@ -8,7 +8,6 @@ from ._hooks import IdentityHook
 from ._indexed import AbstractIndexedHook
 from ._log import Numbering
 from ._plan import named
-from ._primitives import lost
 from ._running import next_depth
 from ._site import Ask, freeze, Frozen
 
@@ -25,7 +24,6 @@ class HookCollector(Collector):
         self.frozen: dict[str, Frozen] = {}
         self.indexed: dict[str, AbstractIndexedHook] = {}
         self._arrays: dict[str, list[Any]] = {}
-        self._data: dict[str, list[Any]] = {}
         self._number = Numbering()
         for name, fn in [*named("hook_fn", hook_fn), *named("log_fn", log_fn)]:
             if isinstance(fn, AbstractIndexedHook):
@@ -39,23 +37,7 @@ class HookCollector(Collector):
             return self._arrays[info.slot]
         site = info.site
         self.heard.add(site.key)
-        if info.again:
-            return self._data[only_call(info, self._data)]
         assert site.hook is not None
         key = self._number(site)
         hook = self.indexed[site.hook.name]
-        self._data[key] = hook.data(key, info.shapes, info.axes)
-        return self._data[key]
-
-
-def only_call(info: Ask, calls: Container[str]) -> str:
-    """The key of the call that is recomputed here."""
-    key = info.site.key
-    if info.site.numbered(1) in calls:
-        lost(
-            info.site,
-            "it is called more than once, and recomputed in a derivative inside the "
-            "model (`jax.grad` of a `jax.checkpoint`): it can't be told which call is "
-            "which.",
-        )
-    return key
+        return hook.data(key, info.shapes, info.axes)

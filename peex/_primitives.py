@@ -182,11 +182,11 @@ def _recompute_tap(eqn: Any) -> Any:
     return eqn.replace(primitive=same_p, invars=values, params={})
 
 
-def _recompute_ask(eqn: Any) -> Any:
-    info = eqn.params["info"]
-    if info.shared:
-        return eqn
-    return eqn.replace(params={"info": dataclasses.replace(info, again=True)})
+def _recompute_ask(eqn: Any) -> Any | None:
+    """It isn't asked again, which would be a further call: what came is kept. (The
+    arrays of hooks are the same for all calls.)
+    """
+    return eqn if eqn.params["info"].shared else None
 
 
 _compat.on_recomputation(tap_p, _recompute_tap)

@@ -227,7 +227,6 @@ class Ask:
     - `shapes`, `axes`: of the arrays, and the axes that these have gained.
     - `treedef`, `dtypes`: for a log, what `log_fn` returned; `shapes` are those of the
         buffers that hold it (see `encode` in `_log.py`).
-    - `again`: whether this is a recomputation of a call that asked before.
     """
 
     site: Site
@@ -236,7 +235,6 @@ class Ask:
     axes: Axes = Axes()
     treedef: Any = None
     dtypes: tuple[Any, ...] = ()
-    again: bool = False
 
     @property
     def shared(self) -> bool:

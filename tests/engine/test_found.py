@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from random_checks import check_logs, check_outside
+from random_checks import check_logs, check_outside, check_patch
 from twin_case import linear
 
 import peex as px
@@ -49,6 +49,23 @@ FOUND = {
         ),
         0,
     ),
+    # Each recomputation is of a call of its own.
+    "a layer called twice, recomputed in an inner gradient": (
+        ("under", ("grad",), ("shared", ("wrapped", "checkpoint", "linear"))),
+        0,
+    ),
+    "two calls in one checkpoint, with a policy": (
+        ("under", ("grad",), ("under", ("dots",), ("under", ("call", "map"), "gru"))),
+        0,
+    ),
+    "calls recomputed in an inner gradient in a loop": (
+        (
+            "under",
+            ("scan",),
+            ("under", ("grad",), ("under", ("checkpoint", "dots"), "linear")),
+        ),
+        1,
+    ),
     "a while loop in the condition of another": (
         ("while", ("while", None, "norm"), "linear"),
         7,
@@ -73,6 +90,20 @@ FOUND_OUTSIDE = {
 @pytest.mark.parametrize("plan, seed", FOUND_OUTSIDE.values(), ids=FOUND_OUTSIDE)
 def test_found_outside(plan, seed):
     check_outside(plan, seed)
+
+
+FOUND_PATCHED = {
+    # The patch is taken for that of a further call, which there isn't.
+    "a call patched and recomputed in an inner gradient": (
+        ("under", ("grad",), ("shared", ("wrapped", "checkpoint", "linear"))),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("plan, seed", FOUND_PATCHED.values(), ids=FOUND_PATCHED)
+def test_found_patched(plan, seed):
+    check_patch(plan, seed)
 
 
 CONDITIONS = {
