@@ -4,7 +4,8 @@ No other file may import from `jax._src` or ask for a version. Each entry says w
 versions it is for, and `tests/test_compat.py` holds a canary for each, so that a new
 release of JAX fails there first, with a name, instead of somewhere in the engine.
 
-Checked against JAX 0.10.2 and 0.12.0.1. (That of Equinox is in `_compat_equinox.py`.)
+Checked against JAX 0.10.2 and 0.12.0.1. (Where equations come from is in
+`_compat_frames.py`, and what is of Equinox in `_compat_equinox.py`.)
 """
 
 import functools as ft
@@ -22,7 +23,7 @@ import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
-from jax._src import source_info_util
+from jax._src import effects
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
     CustomVJPException as CustomVJPException,
@@ -157,11 +158,37 @@ def _num_residuals() -> int:
     return len(sin(True, [True], 0.0, accuracy=None)) - 3
 
 
+class _IsHeard(effects.Effect):
+    """That somebody hears of an equation, whatever becomes of its results."""
+
+    def __repr__(self) -> str:
+        return "IsHeard"
+
+
+_is_heard = _IsHeard()
+for _allowed in (
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.partial_eval_kept_effects,
+    effects.remat_allowed_effects,
+):
+    _allowed.add_type(_IsHeard)
+
+
+def keep_unused(primitive: Primitive, abstract: Callable[..., list[Any]]) -> None:
+    """Gives a primitive its shape rule, and an effect: where JAX drops what isn't used,
+    as in a derivative, it leaves equations with effects alone.
+    """
+    primitive.def_effectful_abstract_eval(
+        lambda *avals, **params: (abstract(*avals, **params), {_is_heard})
+    )
+
+
 def on_recomputation(primitive: Primitive, again: Callable[[Any], Any]) -> None:
     """Says what an equation becomes where a `checkpoint` computes it once more for its
-    derivative (`None`: its results are saved), unless the policy saves them. (The rule that JAX has for this, as
-    in 0.10 to 0.12: which parts are known, and which are instantiated in the part that
-    is staged for later.)
+    derivative: `None` if its results are to be saved instead, as they are if the policy
+    saves them. (The rule that JAX has for this, as in 0.10 to 0.12: which parts are
+    known, and which are instantiated in the part that is staged for later.)
     """
 
     def rule(
@@ -312,41 +339,6 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             for item in value:
                 if is_jaxpr(item):
                     yield open_jaxpr(item)[0]
-
-
-# A function on the Python stack, and the place in its bytecode that is being run.
-Frame = tuple[types.CodeType, int]
-
-
-def frames_of(eqn: Any) -> list[Frame]:
-    """The Python stack when an equation was made, innermost first."""
-    return _frames(eqn.source_info.traceback)
-
-
-def current_frames() -> list[Frame]:
-    """The stack that an equation would be given now."""
-    return _frames(source_info_util.current().traceback)
-
-
-def _frames(traceback: Any) -> list[Frame]:
-    # `frames()` is documented no better, and has neither code nor place.
-    return [] if traceback is None else list(zip(*traceback.raw_frames(), strict=True))
-
-
-def is_of_jax(code: types.CodeType) -> bool:
-    """Whether a function is part of JAX."""
-    return code.co_filename.startswith(_JAX)
-
-
-_JAX = jax.__file__.removesuffix("__init__.py")
-
-
-def function_of(jaxpr: Any) -> tuple[str, int] | None:
-    """The file and first line of the function that a jaxpr was traced from."""
-    info = jaxpr.debug_info
-    if info.func_filename is None or info.func_lineno is None:
-        return None
-    return info.func_filename, info.func_lineno
 
 
 def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any:

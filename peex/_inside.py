@@ -19,7 +19,7 @@ import jax
 import jax.tree_util as jtu
 from jax import lax
 
-from . import _compat, _fire
+from . import _compat, _compat_frames, _fire
 from ._errors import SiteLostError
 from ._instrument import is_function_site
 from ._lift import bind_checkpoint, bind_cond
@@ -83,7 +83,7 @@ def trace(
 
     def forward(*leaves: Any) -> Any:
         here: Any = inspect.currentframe()
-        stack = _compat.current_frames()
+        stack = _compat_frames.current_frames()
         here = [code for code, _ in stack].index(here.f_code)
         outer[:] = stack[here][0], stack[here + 1 :]
         args, kwargs = eqx.combine(treedef.unflatten(leaves), static)
@@ -125,9 +125,9 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> Path:
+def _path(eqn: Any, code: types.CodeType, outer: list[_compat_frames.Frame]) -> Path:
     """What is on the stack inside of the traced function, which has this code."""
-    frames = _compat.frames_of(eqn)
+    frames = _compat_frames.frames_of(eqn)
     inside = len(frames) - len(outer) - 1
     if inside < 0 or frames[inside][0] is not code or frames[inside + 1 :] != outer:
         return None  # of a program that was traced elsewhere

@@ -14,12 +14,12 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _compat
+from . import _compat, _compat_frames
 
 
 # The calls that made an equation, outermost first: the code of each function, and the
 # place in it from which the next one is called. `None`: not known.
-Path = tuple[_compat.Frame, ...] | None
+Path = tuple[_compat_frames.Frame, ...] | None
 Codes = frozenset[types.CodeType]
 
 _HERE = str(pathlib.Path(__file__).parent)
@@ -94,11 +94,11 @@ class Reader:
         """The paths in a body, from its function on: what is outside may be of another
         call, for which JAX traced it first.
         """
-        function = _compat.function_of(jaxpr)
+        function = _compat_frames.function_of(jaxpr)
         paths: list[Path] = []
         for eqn in jaxpr.eqns:
-            path: list[_compat.Frame] = []
-            for frame in _compat.frames_of(eqn):
+            path: list[_compat_frames.Frame] = []
+            for frame in _compat_frames.frames_of(eqn):
                 path.append(frame)
                 if (frame[0].co_filename, frame[0].co_firstlineno) == function:
                     paths.append(self.own_path(tuple(reversed(path))))
@@ -213,7 +213,7 @@ class Reader:
         for path in paths:
             called = True
             for (code, _), name in zip(path or (), self._functions(path), strict=True):
-                if not _compat.is_of_jax(code):
+                if not _compat_frames.is_of_jax(code):
                     called = True
                     if name and not name.startswith(("<", "__")):
                         visible[name] = None
@@ -288,12 +288,13 @@ def _leaving(
     return leaving or tuple(jaxpr.eqns[last].outvars)
 
 
-def _is_looped(path: Sequence[_compat.Frame]) -> bool:
+def _is_looped(path: Sequence[_compat_frames.Frame]) -> bool:
     """Whether one of these places is in a loop (of JAX's code, only its `tree.map`)."""
     return any(
         any(start <= place <= end for start, end in _loops(code))
         for code, place in path
-        if not _compat.is_of_jax(code) or code.co_filename.endswith("tree_util.py")
+        if not _compat_frames.is_of_jax(code)
+        or code.co_filename.endswith("tree_util.py")
     )
 
 

@@ -179,7 +179,7 @@ _compat.primitive_transposes[same_p] = lambda cotangents, *args: list(cotangents
 def _recompute_tap(eqn: Any) -> Any:
     """Its log is that of the first time."""
     values = eqn.invars[: eqn.params["num_values"]]
-    return eqn.replace(primitive=same_p, invars=values, params={})
+    return eqn.replace(primitive=same_p, invars=values, params={}, effects=frozenset())
 
 
 def _recompute_ask(eqn: Any) -> Any | None:
@@ -194,9 +194,9 @@ _compat.on_recomputation(ask_p, _recompute_ask)
 for _p in (tap_p, mark_p, ask_p):
     _p.def_impl(_not_collected)
     _compat.register_lowering(_p, _lowering)
-tap_p.def_abstract_eval(_same)
+_compat.keep_unused(tap_p, _same)
+_compat.keep_unused(ask_p, _ask_abstract)
 mark_p.def_abstract_eval(_same)
-ask_p.def_abstract_eval(_ask_abstract)
 _compat.batchers[tap_p] = _tap_batch
 _compat.batchers[mark_p] = _mark_batch
 _compat.batchers[ask_p] = _ask_batch

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from peex import _compat
+from peex import _compat, _compat_frames
 from peex._lift import bind_checkpoint, bind_cond
 
 
@@ -271,27 +271,46 @@ def test_literals():
     assert [_compat.is_literal(v) for v in equation.invars] == [False, True]
 
 
+def identity(name):
+    primitive = _compat.Primitive(name)
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    _compat.primitive_jvps[primitive] = lambda primals, tangents: (
+        primitive.bind(*primals),
+        *tangents,
+    )
+    _compat.register_lowering(primitive, lambda ctx, x: [x])
+    return primitive
+
+
+def test_keep_unused():
+    kept, dropped = identity("peex_kept"), identity("peex_dropped")
+    _compat.keep_unused(kept, lambda x: x)
+
+    def run(x):
+        kept.bind(x)
+        dropped.bind(x)
+        return jnp.sin(x)
+
+    loop = lambda x: lax.scan(lambda h, _: (run(h), None), x, length=2)[0]
+    for fn in (jax.jit(run), jax.checkpoint(run), loop):
+        text = str(jax.make_jaxpr(jax.grad(fn))(1.0))
+        assert (text.count("peex_kept"), text.count("peex_dropped")) == (1, 0)
+
+
 def test_on_recomputation():
-    def made(name):
-        primitive = _compat.Primitive(name)
-        primitive.def_impl(lambda x: x)
-        primitive.def_abstract_eval(lambda x: x)
-        _compat.primitive_jvps[primitive] = lambda primals, tangents: (
-            primitive.bind(*primals),
-            *tangents,
-        )
-        _compat.register_lowering(primitive, lambda ctx, x: [x])
-        return primitive
-
-    first, later = made("peex_first"), made("peex_later")
+    first, later = identity("peex_first"), identity("peex_later")
     _compat.on_recomputation(first, lambda eqn: eqn.replace(primitive=later))
+    saved = identity("peex_saved")
+    _compat.on_recomputation(saved, lambda eqn: None)
 
-    def count(policy):
+    def count(policy, first=first):
         run = jax.checkpoint(lambda x: jnp.sin(first.bind(jnp.sin(x))), policy=policy)
         text = str(jax.make_jaxpr(jax.grad(run))(1.0))
-        return text.count("peex_first"), text.count("peex_later")
+        return text.count(first.name), text.count("peex_later")
 
     assert count(None) == (1, 1)
+    assert count(None, saved) == (1, 0)
     assert count(jax.checkpoint_policies.everything_saveable) == (1, 0)
 
 
@@ -300,7 +319,7 @@ def test_frames_of_an_equation():
         return jnp.sin(x) * x
 
     def outer(x):
-        return inner(x), _compat.current_frames()
+        return inner(x), _compat_frames.current_frames()
 
     frames = []
 
@@ -310,19 +329,19 @@ def test_frames_of_an_equation():
         return y
 
     jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(traced)(1.0))
-    stacks = [_compat.frames_of(eqn) for eqn in jaxpr.eqns]
+    stacks = [_compat_frames.frames_of(eqn) for eqn in jaxpr.eqns]
     for stack in stacks:
         codes = [code for code, _ in stack]
         at = codes.index(inner.__code__)
         assert codes[at + 1 : at + 3] == [outer.__code__, traced.__code__]
-        assert not any(map(_compat.is_of_jax, codes[at : at + 3]))
+        assert not any(map(_compat_frames.is_of_jax, codes[at : at + 3]))
     # Outside of what calls them, the stacks are one.
     depth = [code for code, _ in frames[0]].index(outer.__code__)
     below = frames[0][depth + 1 :]
     assert all(stack[-len(below) :] == below for stack in stacks)
     # The places are those in the bytecode.
     (sin, _), (mul, _) = stacks[0][0], stacks[1][0]
-    assert _compat.is_of_jax(sin) and _compat.is_of_jax(mul)
+    assert _compat_frames.is_of_jax(sin) and _compat_frames.is_of_jax(mul)
     lines = [stack[[c for c, _ in stack].index(inner.__code__)][1] for stack in stacks]
     assert 0 < lines[0] < lines[1] < len(inner.__code__.co_code)
 
@@ -334,9 +353,9 @@ def test_function_of_a_body():
     scanned = lambda x: lax.scan(step, x, None, length=2)
     body, _ = _compat.open_jaxpr(params_of(scanned, "scan", 1.0)["jaxpr"])
     code = step.__code__
-    assert _compat.function_of(body) == (code.co_filename, code.co_firstlineno)
+    assert _compat_frames.function_of(body) == (code.co_filename, code.co_firstlineno)
     jitted, _ = _compat.open_jaxpr(params_of(jax.jit(step), "jit", 1.0, None)["jaxpr"])
-    assert _compat.function_of(jitted) == (code.co_filename, code.co_firstlineno)
+    assert _compat_frames.function_of(jitted) == (code.co_filename, code.co_firstlineno)
     assert jitted.debug_info.func_name == "step"
 
 

@@ -93,6 +93,11 @@ def test_found_outside(plan, seed):
 
 
 FOUND_PATCHED = {
+    # The gradient of a patched value is zero: JAX dropped the value.
+    "a patch in an inner gradient in a loop that is linearized": (
+        ("under", ("linearize",), ("under", ("repeat",), ("under", ("grad",), "norm"))),
+        6,
+    ),
     # The patch is taken for that of a further call, which there isn't.
     "a call patched and recomputed in an inner gradient": (
         ("under", ("grad",), ("shared", ("wrapped", "checkpoint", "linear"))),
