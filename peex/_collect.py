@@ -24,8 +24,7 @@ from ._site import Ask, Site, Tap
 # Why nothing arrived of a site that ran.
 UNHEARD = (
     "it ran in a function whose result isn't part of this program, as under "
-    "`jax.eval_shape`, or in a `jax.pure_callback`; or in a `custom_root` (from JAX "
-    "0.12 on)."
+    "`jax.eval_shape` or in a `jax.pure_callback`."
 )
 
 

@@ -5,7 +5,8 @@ versions it is for, and `tests/test_compat.py` holds a canary for each, so that 
 release of JAX fails there first, with a name, instead of somewhere in the engine.
 
 Checked against JAX 0.10.2 and 0.12.0.1. (Where equations come from is in
-`_compat_frames.py`, and what is of Equinox in `_compat_equinox.py`.)
+`_compat_frames.py`, high-level primitives are in `_compat_hijax.py`, and what is of
+Equinox is in `_compat_equinox.py`.)
 """
 
 import functools as ft
@@ -31,6 +32,8 @@ from jax._src.interpreters.ad import (
 )
 from jax._src.interpreters.batching import batch_subtrace
 from jax.custom_derivatives import SymbolicZero
+
+from ._compat_hijax import jaxprs_of
 
 
 Trace = jax_core.Trace
@@ -169,6 +172,7 @@ _is_heard = _IsHeard()
 for _allowed in (
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
+    effects.lowerable_effects,
     effects.partial_eval_kept_effects,
     effects.remat_allowed_effects,
 ):
@@ -339,6 +343,8 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             for item in value:
                 if is_jaxpr(item):
                     yield open_jaxpr(item)[0]
+    for jaxpr in jaxprs_of(params):
+        yield open_jaxpr(jaxpr)[0]
 
 
 def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any:

@@ -86,7 +86,7 @@ def custom_jvp(
 
     def rule(primals: Any, tangents: Any) -> Any:
         consts, args, shared = primals
-        with _inside_rule(sites.whose.depth):
+        with _inside_rule(sites.whose, shared):
             outs = list(_compat.fresh(jvp).call_wrapped(*args, *tangents[1]))
         outs, out_tangents = outs[: len(outs) // 2], outs[len(outs) // 2 :]
         _, logs = sites.run(consts, args, shared)
@@ -128,7 +128,7 @@ def custom_vjp(
         consts, args_, shared = jax.tree.map(lambda x: x.value, (consts, args, shared))
         # The flat rule wants to know of each argument whether it is perturbed.
         flat = [x for a in args for x in (a.value, a.perturbed)]
-        with _inside_rule(sites.whose.depth):
+        with _inside_rule(sites.whose, shared):
             outs = list(_compat.fresh(fwd).call_wrapped(*flat))
         # Residuals that are arguments aren't returned twice.
         _, res_tree, forwarded = out_trees()
@@ -136,13 +136,14 @@ def custom_vjp(
         returned = iter(outs[:num_returned])
         res = [next(returned) if f is None else args_[f] for f in forwarded]
         _, logs = sites.run(consts, args_, shared)
-        return (outs[num_returned:], logs), res
+        return (outs[num_returned:], logs), (res, shared)
 
-    def call_bwd(res: Any, cotangents: Any) -> Any:
+    def call_bwd(saved: Any, cotangents: Any) -> Any:
+        res, shared = saved
         outs, _ = cotangents
         if not symbolic_zeros:
             outs = [_instantiated(c) for c in outs]
-        with _inside_rule(sites.whose.depth):
+        with _inside_rule(sites.whose, shared):
             return None, _compat.call_bwd(bwd, res, outs), None
 
     call.defvjp(call_fwd, call_bwd, symbolic_zeros=True)
@@ -152,14 +153,22 @@ def custom_vjp(
     return outs
 
 
-def _inside_rule(depth: int) -> Any:
+def _inside_rule(whose: Collector, shared: dict[str, Any]) -> Any:
     """Sites that run inside of a rule hand nothing out: the function itself does."""
-    return detached(_Dropping(depth))
+    return detached(_Dropping(whose.depth, shared))
 
 
 class _Dropping(Collector):
+    """`shared` are the arrays of the hooks that act in the function."""
+
+    def __init__(self, depth: int, shared: dict[str, Any]):
+        super().__init__(depth)
+        self.shared = shared
+
     def supply(self, info: Ask) -> Sequence[Any]:
-        lost(info.site, "it is inside a derivative rule, and its hook holds arrays.")
+        if info.slot not in self.shared:
+            lost(info.site, "it is inside a derivative rule, and its hook holds data.")
+        return self.shared[info.slot]
 
 
 def _no_tangent(x: Any) -> Any:
@@ -200,7 +209,7 @@ def _run_custom_vmap(
             site = whose.part(_vmap_signature(params)).asks[0].site
             lost(site, "it is inside a `custom_vmap`, whose rule stands in its place.")
         unflatten = params["in_tree"].unflatten
-        with _inside_rule(whose.depth):
+        with _inside_rule(whose, shared):
             outs, outs_batched = params["rule"](
                 axis_size, list(unflatten(batched[0])), *unflatten(args)
             )

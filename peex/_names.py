@@ -290,11 +290,13 @@ def _leaving(
 
 def _is_looped(path: Sequence[_compat_frames.Frame]) -> bool:
     """Whether one of these places is in a loop (of JAX's code, only its `tree.map`)."""
+    counts = lambda code: (
+        not _compat_frames.is_of_jax(code) or code.co_filename.endswith("tree_util.py")
+    )
     return any(
         any(start <= place <= end for start, end in _loops(code))
         for code, place in path
-        if not _compat_frames.is_of_jax(code)
-        or code.co_filename.endswith("tree_util.py")
+        if counts(code)
     )
 
 

@@ -62,8 +62,7 @@ def _not_collected(*args: Any, info: Any, **params: Any) -> NoReturn:
     lost(
         info.site,
         "it is inside a function that JAX or a library runs on its own (such as a "
-        "custom derivative rule, a callback, or from JAX 0.12 on a `custom_root`), "
-        "which peex doesn't see into.",
+        "custom derivative rule or a callback), which peex doesn't see into.",
     )
 
 

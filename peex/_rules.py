@@ -154,6 +154,7 @@ rules: dict[str, Rule] = {
     "eval_jaxpr": Rule(_inlined_signature, _run_inlined),
     "custom_vmap_call": _custom.custom_vmap,
     "custom_linear_solve": _solves.linear_solve,
+    "call_hi_primitive": _solves.custom_root,
     # Run by the collector itself: these come to it as functions.
     "custom_jvp_call": Rule(_custom.signature, _not_here),
     "custom_vjp_call": Rule(_custom.signature, _not_here),

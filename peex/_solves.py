@@ -1,18 +1,20 @@
-"""Sites inside of `custom_linear_solve`.
+"""Sites inside of `custom_linear_solve` and `custom_root`.
 
 What runs is the solver, so its sites are logged, as further outputs of it (`aux`). The
 other parts, from which the derivative is made, say nothing: they stand in the place of
 autodiff.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
 
+from ._compat_hijax import bind_root, linear_map_of, root_of
 from ._lift import evaluate, Feed, Logs, Params, Rule, zeros
 from ._primitives import lost
-from ._signature import of_jaxpr, Signature
+from ._signature import join, of_jaxpr, Signature
 
 
 def _of_solver(jaxpr: Any) -> Signature:
@@ -21,7 +23,8 @@ def _of_solver(jaxpr: Any) -> Signature:
         lost(
             inside.asks[0].site,
             "it is inside of a solver with an implicit derivative (such as "
-            "`custom_linear_solve`), which stands in the place of autodiff there.",
+            "`custom_linear_solve` or `custom_root`), which stands in the place of "
+            "autodiff there.",
         )
     return inside
 
@@ -65,3 +68,35 @@ def _run_linear(
 
 
 linear_solve = Rule(_linear_signature, _run_linear)
+
+
+#
+# `custom_root` is a high-level primitive from JAX 0.12 on (before, it is a function
+# with a `custom_jvp`), and so is the linearized function that its tangent solver calls.
+#
+
+
+def _high_signature(params: Params) -> Signature:
+    linear, root = linear_map_of(params), root_of(params)
+    if root is None:
+        return of_jaxpr(linear)
+    # The other parts are run without being heard, but with the arrays of their hooks.
+    inside = [of_jaxpr(jaxpr) for jaxpr in root]
+    return dataclasses.replace(_of_solver(root.solve), shared=join(inside).shared)
+
+
+def _run_high(
+    params: Params, args: Sequence[Any], feed: Feed
+) -> tuple[list[Any], Logs]:
+    linear, root = linear_map_of(params), root_of(params)
+    if root is None:
+        return evaluate(linear, args, feed)
+    whose = feed.whose.alike()  # the derivative is made after the call
+
+    def part(i: int, args: Sequence[Any], shared: Any) -> tuple[list[Any], Logs]:
+        return evaluate(root[i], args, Feed([], shared, whose))
+
+    return bind_root(params, args, feed.shared, part)
+
+
+custom_root = Rule(_high_signature, _run_high)

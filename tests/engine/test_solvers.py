@@ -1,4 +1,4 @@
-"""`noinline` and `custom_linear_solve`, against twins written out by hand."""
+"""`custom_linear_solve`, `custom_root` and `noinline`, against twins by hand."""
 
 import equinox as eqx
 import equinox.internal as eqxi
@@ -113,6 +113,143 @@ def _shifted(b):
 def test_cotangents_in_a_linear_solve_are_refused():
     hooked = px.BackwardHook(LIN, method=solve)
     with pytest.raises(px.SiteLostError, match="a solver with an implicit derivative"):
+        hooked.init(X)
+
+
+#
+# custom_root. (A high-level primitive from JAX 0.12 on; before, a `custom_jvp`.)
+#
+
+
+def fixed_point(m, b):
+    """Solves x = tanh(m(x) / 4) + b."""
+
+    def iterate(f, x):
+        for _ in range(STEPS):
+            x = x - f(x)
+        return x
+
+    def solve_linear(g, y):
+        return jnp.linalg.solve(jax.jacobian(g)(y), y)
+
+    f = lambda x: x - jnp.tanh(m(x) / 4) - b
+    return lax.custom_root(f, jnp.zeros_like(b), iterate, solve_linear)
+
+
+def fixed_point_twin(m, b):
+    x, calls = jnp.zeros_like(b), []
+    for _ in range(STEPS):
+        calls.append(m(x))
+        x = jnp.tanh(calls[-1] / 4) + b
+    return x, calls
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_calls_of_a_root_finder(run):
+    out, log = run(px.ForwardHook(LIN, method=fixed_point))(X)
+    expected, calls = fixed_point_twin(LIN, X)
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    check(log, calls)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_implicit_derivative_of_a_root_is_kept(run):
+    def loss(hooked, b):
+        out, log = hooked(b)
+        return jnp.sum(out**2), log
+
+    hooked = px.ForwardHook(LIN, method=fixed_point)
+    grads, log = run(eqx.filter_grad(loss, has_aux=True))(hooked, X)
+    check(log, fixed_point_twin(LIN, X)[1])
+    loss_of = lambda f, w: jnp.sum(f(_with(w), X) ** 2)
+    expected = jax.grad(lambda w: loss_of(fixed_point, w))(LIN.weight)
+    np.testing.assert_allclose(grads.model.weight, expected, rtol=1e-5)
+    # It isn't the derivative of the three steps, which are far from the root.
+    twin = lambda m, b: fixed_point_twin(m, b)[0]
+    unrolled = jax.grad(lambda w: loss_of(twin, w))(LIN.weight)
+    assert not np.allclose(grads.model.weight, unrolled, rtol=1e-3)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_batch_of_roots(run, outside):
+    bs = jnp.stack([X, 2 * X])
+    batched = lambda m, bs: jax.vmap(lambda b: fixed_point(m, b))(bs)
+    if outside:
+        hooked = px.ForwardHook(LIN, method=fixed_point)
+        out, log = run(eqx.filter_vmap(hooked))(bs)
+    else:
+        out, log = run(px.ForwardHook(LIN, method=batched))(bs)
+    np.testing.assert_allclose(out, batched(LIN, bs), rtol=1e-6)
+    for i, b in enumerate(bs):
+        calls = fixed_point_twin(LIN, b)[1]
+        # The first call is on zeros, for every example.
+        first = log["."][i] if outside else log["."]
+        np.testing.assert_allclose(first, calls[0], rtol=1e-6)
+        np.testing.assert_allclose(log[".#1"][i], calls[1], rtol=1e-6)
+        np.testing.assert_allclose(log[".#2"][i], calls[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_roots_in_a_loop(run):
+    twice = lambda m, b: lax.scan(lambda b, _: (fixed_point(m, b), None), b, length=2)[
+        0
+    ]
+    out, log = run(px.ForwardHook(LIN, method=twice))(X)
+    first, calls = fixed_point_twin(LIN, X)
+    second, more = fixed_point_twin(LIN, first)
+    np.testing.assert_allclose(out, second, rtol=1e-6)
+    check(log, [jnp.stack(pair) for pair in zip(calls, more, strict=True)])
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_trained_hook_in_a_root(run):
+    def loss(hooked, b):
+        out, log = hooked(b)
+        return jnp.sum(out**2), log
+
+    offset = jnp.array([0.1, -0.2, 0.3])
+    hooked = px.ForwardHook(LIN, px.AddHook(offset), method=fixed_point)
+    grads, log = run(eqx.filter_grad(loss, has_aux=True))(hooked, X)
+    shifted = lambda offset: eqx.tree_at(lambda m: m.bias, LIN, LIN.bias + offset)
+    check(log, fixed_point_twin(shifted(offset), X)[1])
+    if jax.__version_info__ < (0, 12):
+        # The rule of a `custom_jvp` says nothing of what it closes over.
+        np.testing.assert_array_equal(grads.hook_fn.offset, np.zeros(3))
+        return
+    expected = jax.grad(lambda o: jnp.sum(fixed_point(shifted(o), X) ** 2))(offset)
+    np.testing.assert_allclose(grads.hook_fn.offset, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_an_inner_derivative_of_a_root(run):
+    inner = lambda m, b: jax.grad(lambda b: jnp.sum(fixed_point(m, b) ** 2))(b)
+    out, log = run(px.ForwardHook(LIN, method=inner))(X)
+    np.testing.assert_allclose(out, inner(LIN, X), rtol=1e-5)
+    # Further calls are those that JAX makes for the derivative, at the root.
+    root, calls = fixed_point_twin(LIN, X)
+    for entry, call in zip(log.values(), calls, strict=False):
+        np.testing.assert_allclose(entry, call, rtol=1e-6, atol=1e-7)
+    for entry in list(log.values())[STEPS:]:
+        expected = np.broadcast_to(LIN(root), entry.shape)
+        np.testing.assert_allclose(entry, expected, rtol=1e-6)
+
+
+def test_what_a_root_finder_returns_besides():
+    def run(m, b):
+        f = lambda x: x - jnp.tanh(m(x) / 4) - b
+        find = lambda f, x: (x - f(x), {"residual": f(x), "steps": 1})
+        return lax.custom_root(f, b, find, lambda g, y: y, has_aux=True)
+
+    out, log = eqx.filter_jit(px.ForwardHook(LIN, method=run))(X)
+    assert jax.tree.structure(out) == jax.tree.structure(run(LIN, X))
+    jax.tree.map(np.testing.assert_allclose, out, run(LIN, X))
+    check(log, [LIN(X), LIN(X)])
+
+
+def test_cotangents_in_a_root_are_refused():
+    hooked = px.BackwardHook(LIN, method=fixed_point)
+    with pytest.raises(px.SiteLostError, match="stands in the place of autodiff"):
         hooked.init(X)
 
 
