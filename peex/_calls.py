@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import _compat
+from . import _compat_jaxprs
 from ._branches import union
 from ._errors import SiteLostError
 from ._flops import bodies, Body, Costs
@@ -126,7 +126,7 @@ class _Walk:
 
     def level(self, jaxpr: Any, times: int) -> Level:
         """The calls of a jaxpr that runs so many times."""
-        jaxpr, _ = _compat.open_jaxpr(jaxpr)
+        jaxpr, _ = _compat_jaxprs.open_jaxpr(jaxpr)
         opened = _Opened()
         taps: list[list[Node]] = []
         for eqn in jaxpr.eqns:
@@ -152,10 +152,10 @@ class _Walk:
         levels = [self.level(b.jaxpr, times * b.times) for b in parts]
         if not self.lost:
             try:
-                of_primitive(eqn.primitive, eqn.params)
+                lost = of_primitive(eqn.primitive, eqn.params).lost
             except SiteLostError as error:
-                sites = [s for s in cost.sites if s.depth == self.depth]
-                self.lost.update((s.key, error.why or str(error)) for s in sites)
+                lost = [(site, error.why or str(error)) for site in cost.sites]
+            self.lost.update((s.key, why) for s, why in lost if s.depth == self.depth)
         if self.lost:
             return Level([], [], 0)
         name = eqn.primitive.name
@@ -207,7 +207,7 @@ _MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose
 
 
 def _only_moves(eqn: Any) -> bool:
-    return eqn.primitive.name in _MOVES and not _compat.is_literal(eqn.invars[0])
+    return eqn.primitive.name in _MOVES and not _compat_jaxprs.is_literal(eqn.invars[0])
 
 
 class _Opened:
@@ -236,7 +236,7 @@ class _Opened:
             self._origin[out] = self._origin_of(operand)
 
     def _origin_of(self, operand: Any) -> Any:
-        literal = _compat.is_literal(operand)
+        literal = _compat_jaxprs.is_literal(operand)
         return None if literal else self._origin.get(operand, operand)
 
     def tap(self, eqn: Any) -> Node:

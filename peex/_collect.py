@@ -16,8 +16,8 @@ from typing import Any
 from . import _compat
 from ._cotangent import attach
 from ._primitives import ask_p, lost, mark_p
-from ._running import AbstractListener, none_running, Speaking, started
-from ._signature import EMPTY, of_primitive, Signature
+from ._running import AbstractListener, only_running, Speaking, started
+from ._signature import EMPTY, excuse, of_primitive, Signature
 from ._site import Ask, Site, Tap
 
 
@@ -44,6 +44,8 @@ class Collector(AbstractListener):
     # Whether it takes the taps of other wrappers too, to drop them: where something is
     # run once more.
     drops = False
+    # Whether it brings nothing out, so that a primitive without a rule may hold sites.
+    silent = False
 
     def __init__(self, depth: int):
         self.depth = depth
@@ -129,11 +131,15 @@ class CollectTrace(_compat.Trace):
                 return primitive.bind(*tracers, **params)
         signature = of_primitive(primitive, params)
         if signature is not EMPTY and collector.part(signature):
-            from ._lift import lift  # evaluates bodies by means of this file
+            from ._lift import can_lift, lift  # evaluate bodies by means of this file
 
-            with _compat.set_current_trace(self):
+            if can_lift(primitive) or not collector.silent:
                 below = self.parent if _compat.is_eval_trace(self.parent) else None
-                return lift(primitive, tracers, params, collector, self.eager, below)
+                with _compat.set_current_trace(self):
+                    return lift(
+                        primitive, tracers, params, collector, self.eager, below
+                    )
+            excuse(params)
         return self.parent.process_primitive(primitive, tracers, params)
 
     def process_call(self, primitive, f, tracers, params, /):
@@ -215,6 +221,6 @@ def run_with(collector: Collector) -> Iterator[None]:
 
 @contextlib.contextmanager
 def detached(collector: Collector) -> Iterator[None]:
-    """Sites inside find no hooked call running; what reaches `collector` is dropped."""
-    with none_running(), collecting(collector):
+    """Sites inside speak to `collector` alone, as in a call of its own."""
+    with only_running(collector, collector.depth), collecting(collector):
         yield

@@ -4,15 +4,15 @@ No other file may import from `jax._src` or ask for a version. Each entry says w
 versions it is for, and `tests/test_compat.py` holds a canary for each, so that a new
 release of JAX fails there first, with a name, instead of somewhere in the engine.
 
-Checked against JAX 0.10.2 and 0.12.0.1. (Where equations come from is in
-`_compat_frames.py`, high-level primitives are in `_compat_hijax.py`, and what is of
-Equinox is in `_compat_equinox.py`.)
+Checked against JAX 0.10.2 and 0.12.0.1. (What is about jaxprs is in
+`_compat_jaxprs.py`, `_compat_frames.py` and `_compat_hijax.py`, and what is of Equinox
+in `_compat_equinox.py`.)
 """
 
 import functools as ft
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
-from jax._src import effects
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
     CustomVJPException as CustomVJPException,
@@ -33,14 +32,13 @@ from jax._src.interpreters.ad import (
 from jax._src.interpreters.batching import batch_subtrace
 from jax.custom_derivatives import SymbolicZero
 
-from ._compat_hijax import jaxprs_of
+from ._compat_jaxprs import debug_info, is_literal
 
 
 Trace = jax_core.Trace
 ShapedArray = jax_core.ShapedArray
 Primitive = jex_core.Primitive
 set_current_trace = jex_core.set_current_trace
-eval_jaxpr = jax_core.eval_jaxpr
 register_lowering = mlir.register_lowering
 primitive_jvps = ad.primitive_jvps
 add_tangents = ad.add_tangents
@@ -48,9 +46,6 @@ primitive_transposes = ad.primitive_transposes
 # Called with the axis, the arguments and their batch dimensions, even when no argument
 # is batched.
 batchers = batching.fancy_primitive_batchers
-
-# JAX merged `ClosedJaxpr` into `Jaxpr` at 0.12: then the two names are one class.
-_jaxpr_types = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 
 
 def current_trace() -> Trace:
@@ -161,33 +156,6 @@ def _num_residuals() -> int:
     return len(sin(True, [True], 0.0, accuracy=None)) - 3
 
 
-class _IsHeard(effects.Effect):
-    """That somebody hears of an equation, whatever becomes of its results."""
-
-    def __repr__(self) -> str:
-        return "IsHeard"
-
-
-_is_heard = _IsHeard()
-for _allowed in (
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-    effects.lowerable_effects,
-    effects.partial_eval_kept_effects,
-    effects.remat_allowed_effects,
-):
-    _allowed.add_type(_IsHeard)
-
-
-def keep_unused(primitive: Primitive, abstract: Callable[..., list[Any]]) -> None:
-    """Gives a primitive its shape rule, and an effect: where JAX drops what isn't used,
-    as in a derivative, it leaves equations with effects alone.
-    """
-    primitive.def_effectful_abstract_eval(
-        lambda *avals, **params: (abstract(*avals, **params), {_is_heard})
-    )
-
-
 def on_recomputation(primitive: Primitive, again: Callable[[Any], Any]) -> None:
     """Says what an equation becomes where a `checkpoint` computes it once more for its
     derivative: `None` if its results are to be saved instead, as they are if the policy
@@ -224,7 +192,7 @@ def batch_as_is(
     `jax.vmap` can't say "batched if it comes out batched", and makes the axis anew;
     here the axis (its name, size and mesh) is the one of the batching rule that calls.
     """
-    wrapped = lu.wrap_init(fn, debug_info=_debug_info("peex"))
+    wrapped = lu.wrap_init(fn, debug_info=debug_info("peex"))
     wrapped, out_dims = batch_subtrace(wrapped, jex_core.TraceTag(), axis, tuple(dims))
     outs = wrapped.call_wrapped(*args)
     return list(outs), list(out_dims())
@@ -236,10 +204,6 @@ def jvp_as_is(
     """Runs `fn` under a derivative, from a rule for it, where zeros are symbolic."""
     instantiated = [ad.instantiate_zeros(t) for t in tangents]
     return jax.jvp(lambda *args: list(fn(*args)), list(primals), instantiated)
-
-
-def _debug_info(name: str) -> jex_core.DebugInfo:
-    return jex_core.DebugInfo("peex", name, None, None)
 
 
 def fresh(fun: lu.WrappedFun) -> lu.WrappedFun:
@@ -314,48 +278,6 @@ def as_varying(tree: Any, axes: frozenset[str]) -> Any:
 
 def is_symbolic_zero(x: object) -> bool:
     return isinstance(x, SymbolicZero)
-
-
-def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr without its constants, and these (some are `ClosedJaxpr` before 0.12)."""
-    if hasattr(jaxpr, "consts"):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, ()
-
-
-def is_jaxpr(x: object) -> bool:
-    return isinstance(x, _jaxpr_types)
-
-
-def is_literal(operand: object) -> bool:
-    """Whether an operand of an equation is a constant that is written there, rather
-    than a variable.
-    """
-    return isinstance(operand, jex_core.Literal)
-
-
-def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    """The jaxprs that a primitive holds in its parameters, without their constants."""
-    for value in params.values():
-        if is_jaxpr(value):
-            yield open_jaxpr(value)[0]
-        elif isinstance(value, tuple | list):
-            for item in value:
-                if is_jaxpr(item):
-                    yield open_jaxpr(item)[0]
-    for jaxpr in jaxprs_of(params):
-        yield open_jaxpr(jaxpr)[0]
-
-
-def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any:
-    """Some of the equations of a jaxpr, as a jaxpr without constants."""
-    return jex_core.Jaxpr(
-        constvars=[],
-        invars=list(ins),
-        outvars=list(outs),
-        eqns=jaxpr.eqns[start:stop],
-        debug_info=_debug_info("peex"),
-    )
 
 
 def scan_layout(params: dict[str, Any]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import jax
 import jax.core as jax_core
 from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p
 
-from ._compat import eval_jaxpr, open_jaxpr
+from ._compat_jaxprs import eval_jaxpr, open_jaxpr
 
 
 def may_stand_for(cls: type) -> bool:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import _compat
+from . import _compat, _compat_jaxprs
 from ._collect import Collector, detached
 from ._lift import evaluate, Feed, Logs, Rule
 from ._primitives import lost
@@ -40,7 +40,7 @@ class _Sites:
     """
 
     def __init__(self, jaxpr: Any, collector: Collector):
-        self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
+        self.jaxpr, _ = _compat_jaxprs.open_jaxpr(jaxpr)
         self.signature = collector.part(signature({"call_jaxpr": jaxpr}))
         self.whose = collector.alike()
 
@@ -53,7 +53,7 @@ class _Sites:
 def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     """A function as a jaxpr, and the constants that it closes over."""
     jaxpr = jax.make_jaxpr(_compat.fresh(fun).call_wrapped)(*args)
-    return jaxpr, list(_compat.open_jaxpr(jaxpr)[1])
+    return jaxpr, list(_compat_jaxprs.open_jaxpr(jaxpr)[1])
 
 
 def _shared(sites: _Sites, collector: Collector) -> dict[str, Any]:
@@ -161,13 +161,20 @@ def _inside_rule(whose: Collector, shared: dict[str, Any]) -> Any:
 class _Dropping(Collector):
     """`shared` are the arrays of the hooks that act in the function."""
 
+    silent = True
+
     def __init__(self, depth: int, shared: dict[str, Any]):
         super().__init__(depth)
         self.shared = shared
 
+    def alike(self) -> Collector:
+        return _Dropping(self.depth, {})
+
     def supply(self, info: Ask) -> Sequence[Any]:
         if info.slot not in self.shared:
-            lost(info.site, "it is inside a derivative rule, and its hook holds data.")
+            lost(
+                info.site, "it is inside a derivative rule, and its hook holds arrays."
+            )
         return self.shared[info.slot]
 
 

@@ -171,7 +171,7 @@ def _ask(
 
 def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     collector = running(site.depth)
-    if collector is None:
+    if collector is None or collector.silent:
         return arrays
     data: Sequence[Any] = ()
     if site.indexed:

@@ -13,7 +13,7 @@ FLOPs are counted from the shapes of its operations:
     or returned.
 - A `scan`: its body times its length. A `shard_map`: its body times its devices. A
     `cond`: the most expensive branch. A `while`: one iteration, as their number isn't
-    known. A `custom_linear_solve`: its solver.
+    known. A `custom_linear_solve`, a `custom_root`: its solver.
 
 What isn't counted (sorting, linear algebra, kernels and callbacks) is named instead.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from . import _compat
+from . import _compat_jaxprs
 from ._primitives import ask_p, mark_p, tap_p
 from ._rules import rules
 from ._shard import num_devices
@@ -54,7 +54,7 @@ _WINDOWS = _names("""
 """)
 _SCATTERS = _names("scatter-add scatter-max scatter-min scatter-mul scatter-sub")
 _UNCOUNTED = _names("""
-    approx_top_k cholesky cholesky_update eig eigh ffi_call fft
+    approx_top_k call_hi_primitive cholesky cholesky_update eig eigh ffi_call fft
     geqp3 geqrf hessenberg householder_product io_callback lu ormqr pallas_call
     pure_callback qr ragged_dot_general schur select_and_gather_add
     select_and_scatter select_and_scatter_add sort svd symmetric_product top_k
@@ -87,16 +87,19 @@ def bodies(eqn: Any) -> list[Body]:
         carry = eqn.invars[num_cond + num_body :]
         cond, body = (params[k] for k in ("cond_jaxpr", "body_jaxpr"))
         return [
-            Body(_compat.open_jaxpr(cond)[0], [*cond_consts, *carry]),
-            Body(_compat.open_jaxpr(body)[0], [*body_consts, *carry]),
+            Body(_compat_jaxprs.open_jaxpr(cond)[0], [*cond_consts, *carry]),
+            Body(_compat_jaxprs.open_jaxpr(body)[0], [*body_consts, *carry]),
         ]
     if name == "custom_linear_solve":
         # Its other parts are for the derivative.
         lengths = params["const_lengths"]
         start, end = lengths.matvec + lengths.vecmat, sum(lengths)
         operands = [*eqn.invars[start : start + lengths.solve], *eqn.invars[end:]]
-        return [Body(_compat.open_jaxpr(params["jaxprs"].solve)[0], operands)]
-    inside = list(_compat.sub_jaxprs(params))
+        return [Body(_compat_jaxprs.open_jaxpr(params["jaxprs"].solve)[0], operands)]
+    inside = list(_compat_jaxprs.sub_jaxprs(params))
+    if name == "call_hi_primitive":
+        # Of a `custom_root`, the first is the solver, with its arguments in front.
+        return [Body(jaxpr, eqn.invars[: len(jaxpr.invars)]) for jaxpr in inside[:1]]
     if name == "cond":
         return [Body(jaxpr, eqn.invars[1:]) for jaxpr in inside]
     times = 1
@@ -132,7 +135,7 @@ class Costs:
         self._known: dict[Any, Cost] = {}
 
     def of_jaxpr(self, jaxpr: Any) -> Cost:
-        jaxpr, _ = _compat.open_jaxpr(jaxpr)
+        jaxpr, _ = _compat_jaxprs.open_jaxpr(jaxpr)
         if jaxpr not in self._known:
             self._known[jaxpr] = self._walk(jaxpr)
         return self._known[jaxpr]
@@ -140,7 +143,9 @@ class Costs:
     def _walk(self, jaxpr: Any) -> Cost:
         position = {v: i for i, v in enumerate(jaxpr.invars)}
         where = lambda operands: {
-            position[v] for v in operands if not _compat.is_literal(v) and v in position
+            position[v]
+            for v in operands
+            if not _compat_jaxprs.is_literal(v) and v in position
         }
         flops = 0
         uncounted: set[str] = set()
@@ -152,7 +157,7 @@ class Costs:
                 # Hands on what it is given: to use its results is to use these.
                 sites.append(eqn.params["info"].site)
                 for out, operand in zip(eqn.outvars, eqn.invars, strict=False):
-                    if not _compat.is_literal(operand) and operand in position:
+                    if not _compat_jaxprs.is_literal(operand) and operand in position:
                         position[out] = position[operand]
                 continue
             if eqn.primitive in (ask_p, mark_p):
@@ -177,7 +182,7 @@ class Costs:
         every = frozenset(range(len(eqn.invars)))
         inside = bodies(eqn)
         if not inside:
-            sub = [self.of_jaxpr(j) for j in _compat.sub_jaxprs(eqn.params)]
+            sub = [self.of_jaxpr(j) for j in _compat_jaxprs.sub_jaxprs(eqn.params)]
             # Reductions and scatters may have their operation as a jaxpr.
             counted = _FREE | _REDUCTIONS | _WINDOWS | _SCATTERS
             unknown = name in _UNCOUNTED or (bool(sub) and name not in counted)

@@ -19,7 +19,7 @@ import jax
 import jax.tree_util as jtu
 from jax import lax
 
-from . import _compat, _compat_frames, _fire
+from . import _compat, _compat_frames, _compat_jaxprs, _fire
 from ._errors import SiteLostError
 from ._instrument import is_function_site
 from ._lift import bind_checkpoint, bind_cond
@@ -110,7 +110,7 @@ def trace(
         ) from error
     finally:
         _tracing.depth -= 1
-    jaxpr, consts = _compat.open_jaxpr(jaxpr)
+    jaxpr, consts = _compat_jaxprs.open_jaxpr(jaxpr)
     reader = Reader(_code_of(method), _codes_of_parts(module))
     paths = [reader.own_path(_path(eqn, *outer)) for eqn in jaxpr.eqns]
     out_tree = jtu.tree_structure(shapes)
@@ -236,7 +236,7 @@ def _run(
 ) -> list[Any]:
     jaxpr = level.jaxpr
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-    read = lambda atom: atom.val if _compat.is_literal(atom) else env[atom]
+    read = lambda atom: atom.val if _compat_jaxprs.is_literal(atom) else env[atom]
     # The equations up to each that has something behind it or in it, at once.
     start = 0
     for i in sorted({*level.found, *level.bodies, len(jaxpr.eqns)}):
@@ -262,11 +262,11 @@ def _run_part(jaxpr: Any, start: int, stop: int, env: dict[Any, Any]) -> None:
         return
     eqns = jaxpr.eqns[start:stop]
     outs = [v for eqn in eqns for v in eqn.outvars]
-    read = (v for eqn in eqns for v in eqn.invars if not _compat.is_literal(v))
+    read = (v for eqn in eqns for v in eqn.invars if not _compat_jaxprs.is_literal(v))
     ins = [v for v in dict.fromkeys(read) if v in env]
-    part = _compat.part_of_jaxpr(jaxpr, start, stop, ins, outs)
+    part = _compat_jaxprs.part_of_jaxpr(jaxpr, start, stop, ins, outs)
     # Inside of a forward pass that is traced too, its calls are what has to be known.
-    values = _compat.eval_jaxpr(
+    values = _compat_jaxprs.eval_jaxpr(
         part,
         (),
         *(env[v] for v in ins),
@@ -326,11 +326,11 @@ class _Body:
         for value in params.values():
             for jaxpr in value if type(value) in (tuple, list) else [value]:
                 if self.is_of(jaxpr):
-                    self.consts = _compat.open_jaxpr(jaxpr)[1]
+                    self.consts = _compat_jaxprs.open_jaxpr(jaxpr)[1]
 
     def is_of(self, jaxpr: Any) -> bool:
-        return _compat.is_jaxpr(jaxpr) and (
-            _compat.open_jaxpr(jaxpr)[0] is self.level.jaxpr
+        return _compat_jaxprs.is_jaxpr(jaxpr) and (
+            _compat_jaxprs.open_jaxpr(jaxpr)[0] is self.level.jaxpr
         )
 
     def __call__(self, *args: Any) -> list[Any]:

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import primitives
 
-from . import _compat
+from . import _compat, _compat_jaxprs
 from ._collect import collecting, Collector
-from ._primitives import ask, tap, tap_p
+from ._primitives import ask, lost, tap, tap_p
 from ._signature import of_primitive, Signature
 from ._site import Ask, Site
 
@@ -55,6 +55,13 @@ class Rule:
     jit_options: Callable[[Params], dict[str, Any]] | None = None
 
 
+def can_lift(primitive: Any) -> bool:
+    """Whether there is a rule for it."""
+    from ._rules import rules
+
+    return primitive.name in rules
+
+
 def lift(
     primitive: Any,
     args: Sequence[Any],
@@ -73,8 +80,10 @@ def lift(
     """
     from ._rules import rules
 
-    rule = rules[primitive.name]
     signature = collector.part(of_primitive(primitive, params))
+    if signature.lost and not collector.silent:
+        lost(*signature.lost[0])
+    rule = rules[primitive.name]
     slots = [ask(args, info) for info in signature.asks]
     shared = {info.slot: ask((), info) for info in signature.shared}
     if eager or rule.jit_options is not None:
@@ -97,6 +106,7 @@ class _Body(Collector):
         self._shared = feed.shared
         self._whose = feed.whose
         self.drops = feed.whose.drops
+        self.silent = feed.whose.silent
 
     def mine(self, site: Site) -> bool:
         return self._whose.mine(site)
@@ -128,10 +138,10 @@ def evaluate(
     """
     body = _Body(feed)
     body.drops |= once_more
-    jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
+    jaxpr, own_consts = _compat_jaxprs.open_jaxpr(jaxpr)
     consts = own_consts if consts is None else consts
     with collecting(body):
-        outs = _compat.eval_jaxpr(jaxpr, consts, *args)
+        outs = _compat_jaxprs.eval_jaxpr(jaxpr, consts, *args)
     hears = feed.whose.hears
     return list(outs), [arrays for info, arrays in body.records if hears(info.site)]
 
@@ -141,12 +151,12 @@ def bind_checkpoint(fun: Callable[..., Any], params: dict[str, Any], *args: Any)
     leaves, treedef = jax.tree.flatten(args)
     flat = lambda *leaves: fun(*treedef.unflatten(leaves))
     made, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    body, consts = _compat.open_jaxpr(made)
+    body, consts = _compat_jaxprs.open_jaxpr(made)
     if consts:
         # The body of this primitive has none: they become arguments.
         jaxpr = body
-        run = lambda consts, leaves: _compat.eval_jaxpr(jaxpr, consts, *leaves)
-        body, _ = _compat.open_jaxpr(jax.make_jaxpr(run)(list(consts), leaves))
+        run = lambda consts, leaves: _compat_jaxprs.eval_jaxpr(jaxpr, consts, *leaves)
+        body, _ = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(run)(list(consts), leaves))
         leaves = [*consts, *leaves]
     outs = primitives.remat_p.bind(*leaves, **{**params, "jaxpr": body})
     return jax.tree.structure(shapes).unflatten(outs)
@@ -193,7 +203,7 @@ class _Box(threading.local):
 def _compiled(
     primitive: Any, rule: Rule, params: Params, collector: Collector
 ) -> Callable[..., tuple[list[Any], Logs]]:
-    jaxprs = tuple(_compat.sub_jaxprs(params))
+    jaxprs = tuple(_compat_jaxprs.sub_jaxprs(params))
     key = (
         primitive.name,
         collector.depth,
@@ -230,8 +240,8 @@ def _hashable(value: Any) -> Any:
     """A parameter, for a key: of a jaxpr, its constants (it is in the key itself)."""
     if type(value) in (tuple, list):
         return tuple(_hashable(v) for v in value)
-    if _compat.is_jaxpr(value):
-        return tuple(id(c) for c in _compat.open_jaxpr(value)[1])
+    if _compat_jaxprs.is_jaxpr(value):
+        return tuple(id(c) for c in _compat_jaxprs.open_jaxpr(value)[1])
     try:
         hash(value)
     except TypeError:

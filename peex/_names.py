@@ -14,7 +14,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _compat, _compat_frames
+from . import _compat_frames, _compat_jaxprs
 
 
 # The calls that made an equation, outermost first: the code of each function, and the
@@ -136,7 +136,7 @@ class Reader:
             if not self._is_own(path):
                 continue
             equations |= dict.fromkeys(_equation_names(eqn))
-            for body in _compat.sub_jaxprs(eqn.params):
+            for body in _compat_jaxprs.sub_jaxprs(eqn.params):
                 inside = self.names(body)
                 if eqn.primitive.name in OPEN:
                     equations |= inside.equations
@@ -191,7 +191,7 @@ class Reader:
     ) -> list[Level]:
         levels = []
         before, after = dict(counts), dict(counts)
-        for body in _compat.sub_jaxprs(eqn.params):
+        for body in _compat_jaxprs.sub_jaxprs(eqn.params):
             names = self.names(body)
             here = {
                 name: of_equations
@@ -268,13 +268,13 @@ def _equation_names(eqn: Any) -> list[str]:
         return [name]
     names = [primitive, name] if isinstance(name, str) else [primitive]
     if primitive in ("custom_jvp_call", "custom_vjp_call"):
-        body, _ = _compat.open_jaxpr(eqn.params["call_jaxpr"])
+        body, _ = _compat_jaxprs.open_jaxpr(eqn.params["call_jaxpr"])
         names.append(body.debug_info.func_name)
     return names
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [v for v in atoms if not _compat.is_literal(v)]
+    return [v for v in atoms if not _compat_jaxprs.is_literal(v)]
 
 
 def _leaving(

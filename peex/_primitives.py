@@ -10,7 +10,8 @@ whatever JAX transformations it runs under.
     identity, under inner derivatives too; the collector makes a derivative rule of it.
 
 All live only between a site and the collector that answers them: none can be executed
-or compiled. One that gets that far would have been lost, and raises.
+or compiled. One that gets that far would have been lost, and raises; unless its site is
+excused (see `excuse` in `_signature.py`).
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from . import _compat
+from . import _compat, _compat_jaxprs
 from ._errors import SiteLostError
 from ._running import Speaking
 from ._site import Ask, Mark, Site, Tap
@@ -57,8 +58,9 @@ def lost(site: Site, why: str) -> NoReturn:
     raise error
 
 
-def _not_collected(*args: Any, info: Any, **params: Any) -> NoReturn:
-    del args, params
+def _not_collected(*args: Any, info: Any, num_values: int = 0) -> list[Any]:
+    if info.site.is_excused:
+        return list(args[:num_values])
     lost(
         info.site,
         "it is inside a function that JAX or a library runs on its own (such as a "
@@ -66,9 +68,9 @@ def _not_collected(*args: Any, info: Any, **params: Any) -> NoReturn:
     )
 
 
-def _lowering(ctx: Any, *args: Any, **params: Any) -> NoReturn:
+def _lowering(ctx: Any, *args: Any, **params: Any) -> list[Any]:
     del ctx
-    _not_collected(*args, **params)
+    return _not_collected(*args, **params)
 
 
 def _same(*avals: Any, num_values: int, info: Any) -> list[Any]:
@@ -193,8 +195,8 @@ _compat.on_recomputation(ask_p, _recompute_ask)
 for _p in (tap_p, mark_p, ask_p):
     _p.def_impl(_not_collected)
     _compat.register_lowering(_p, _lowering)
-_compat.keep_unused(tap_p, _same)
-_compat.keep_unused(ask_p, _ask_abstract)
+_compat_jaxprs.keep_unused(tap_p, _same)
+_compat_jaxprs.keep_unused(ask_p, _ask_abstract)
 mark_p.def_abstract_eval(_same)
 _compat.batchers[tap_p] = _tap_batch
 _compat.batchers[mark_p] = _mark_batch

@@ -11,7 +11,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from . import _branches, _compat, _compat_equinox, _custom, _shard, _solves, _while
+from . import (
+    _branches,
+    _compat,
+    _compat_equinox,
+    _compat_jaxprs,
+    _custom,
+    _shard,
+    _solves,
+    _while,
+)
 from ._collect import Collector
 from ._lift import bind_checkpoint, evaluate, Feed, lift, Logs, Params, Rule
 from ._primitives import ask_p, tap_p
@@ -131,7 +140,7 @@ def _move_steps(
 
 
 def _inlined_signature(params: Params) -> Signature:
-    return join(of_jaxpr(j) for j in _compat.sub_jaxprs(params))
+    return join(of_jaxpr(j) for j in _compat_jaxprs.sub_jaxprs(params))
 
 
 def _run_inlined(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:

@@ -55,7 +55,7 @@ def next_depth() -> int:
 
 def all_running() -> list[Any]:
     """The collectors of the hooked calls that are running, the outermost first."""
-    return list(_running.stack)
+    return [listener for listener in _running.stack if listener is not None]
 
 
 def running(depth: int) -> Any | None:
@@ -75,9 +75,9 @@ def started(listener: AbstractListener) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def none_running() -> Iterator[None]:
-    """Sites inside find no hooked call."""
-    stack, _running.stack = _running.stack, []
+def only_running(listener: AbstractListener, depth: int) -> Iterator[None]:
+    """Sites inside find `listener` at this depth, and no other hooked call."""
+    stack, _running.stack = _running.stack, [*[None] * depth, listener]
     try:
         yield
     finally:

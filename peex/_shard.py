@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from . import _compat
+from . import _compat, _compat_jaxprs
 from ._collect import Collector
 from ._lift import evaluate, Feed, Logs
 from ._signature import of_jaxpr, Signature, TapSpec
@@ -71,12 +71,12 @@ def shard_map(
         return leaves
 
     # Its output specifications are known only once it has been traced.
-    jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(bind)(*args))
+    jaxpr, consts = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(bind)(*args))
     (equation,) = (e for e in jaxpr.eqns if e.primitive is primitive)
     if len(equation.invars) != len(args):
         # It closes over arrays. Run as a jaxpr, it takes them as arguments.
         with _compat.set_current_trace(collector.trace):
-            outs = _compat.eval_jaxpr(jaxpr, consts, *args)
+            outs = _compat_jaxprs.eval_jaxpr(jaxpr, consts, *args)
         return returned[0].update(outs)
     params = equation.params
     inside = collector.part(signature(params))

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from . import _compat
+from . import _compat_jaxprs
 from ._primitives import ask_p, lost, mark_p, tap_p
 from ._site import Ask, Site, Tap
 
@@ -36,14 +36,17 @@ class Signature:
     - `taps`: the values it taps.
     - `asks`: the buffers of backward logs it asks for, call by call.
     - `shared`: the arrays of hooks it asks for, each once.
+    - `lost`: the sites that are in primitives without a rule, and why nothing can come
+        of them.
     """
 
     taps: tuple[TapSpec, ...] = ()
     asks: tuple[Ask, ...] = ()
     shared: tuple[Ask, ...] = ()
+    lost: tuple[tuple[Site, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.taps or self.asks or self.shared)
+        return bool(self.taps or self.asks or self.shared or self.lost)
 
     def at(self, depth: int) -> "Signature":
         """The part that belongs to the wrapper at one depth."""
@@ -53,13 +56,14 @@ class Signature:
             tuple(t for t in self.taps if t.info.site.depth == depth),
             tuple(a for a in self.asks if a.site.depth == depth),
             tuple(a for a in self.shared if a.site.depth == depth),
+            tuple(pair for pair in self.lost if pair[0].depth == depth),
         )
 
     @property
     def sites(self) -> tuple[Site, ...]:
         taps = (t.info.site for t in self.taps)
         asks = (a.site for a in (*self.asks, *self.shared))
-        return (*taps, *asks)
+        return (*taps, *asks, *(site for site, _ in self.lost))
 
 
 EMPTY = Signature()
@@ -75,6 +79,7 @@ def join(parts: Iterable[Signature]) -> Signature:
         tuple(t for p in parts for t in p.taps),
         tuple(a for p in parts for a in p.asks),
         tuple(shared.values()),
+        tuple(pair for p in parts for pair in p.lost),
     )
 
 
@@ -83,7 +88,7 @@ _known: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
 
 def of_jaxpr(jaxpr: Any) -> Signature:
     """The signature of a jaxpr."""
-    jaxpr, _ = _compat.open_jaxpr(jaxpr)
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(jaxpr)
     signature = _known.get(jaxpr)
     if signature is None:
         signature = join(_of_equation(eqn) for eqn in jaxpr.eqns)
@@ -105,19 +110,41 @@ def _of_equation(eqn: Any) -> Signature:
 
 
 def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
-    """The signature of a primitive, from the jaxprs among its parameters.
-
-    **Raises:** `SiteLostError` if a site is in a primitive that has no rule.
-    """
-    inside = [of_jaxpr(jaxpr) for jaxpr in _compat.sub_jaxprs(params)]
+    """The signature of a primitive, from the jaxprs among its parameters."""
+    inside = [
+        of_jaxpr(jaxpr)
+        for jaxpr in _compat_jaxprs.sub_jaxprs(params)
+        if jaxpr not in _excused
+    ]
     if not any(inside):
         return EMPTY
     from ._rules import rules  # the rules are written in terms of this walk
 
     rule = rules.get(primitive.name)
     if rule is None:
-        lost(
-            join(inside).sites[0],
-            f"it is inside a `{primitive.name}`, which peex has no rule for yet.",
-        )
+        why = f"it is inside a `{primitive.name}`, which peex has no rule for yet."
+        return Signature(lost=tuple((site, why) for site in join(inside).sites))
     return rule.signature(params)
+
+
+IN_RULE = "it is inside a derivative rule, and its hook holds arrays."
+
+# The jaxprs of primitives that are excused.
+_excused: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def excuse(params: dict[str, Any]) -> None:
+    """Lets a primitive without a rule be, which a derivative rule has bound (as that of
+    an implicit solver binds a linear one). What its sites say there isn't asked for,
+    since the function that the derivative is of is heard, and is dropped where JAX
+    runs it.
+
+    **Raises:** `SiteLostError` if a hook asks for something there.
+    """
+    for jaxpr in _compat_jaxprs.sub_jaxprs(params):
+        for site in of_jaxpr(jaxpr).sites:
+            fns = (site.hook, site.log)
+            if site.backward or site.indexed or any(fn and fn.shapes for fn in fns):
+                lost(site, IN_RULE)
+            vars(site)["is_excused"] = True
+        _excused.add(jaxpr)

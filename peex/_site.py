@@ -8,7 +8,7 @@ wrappers share one compiled program.
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -106,6 +106,9 @@ class Site:
     while_buffer: int | None
     inside: tuple[str, int | None] | None = None
     suffix: str = ""
+
+    # Of this very object, not of all that equal it: see `excuse` in `_signature.py`.
+    is_excused: ClassVar[bool] = False
 
     @ft.cached_property
     def only_logs(self) -> bool:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from peex import _compat, _compat_frames, _compat_hijax
+from peex import _compat, _compat_frames, _compat_hijax, _compat_jaxprs
 from peex._lift import bind_checkpoint, bind_cond
 
 
 def params_of(fn, name, *args):
-    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(*args))
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(fn)(*args))
     (params,) = [e.params for e in jaxpr.eqns if e.primitive.name == name]
     return params
 
@@ -133,7 +133,9 @@ def test_batch_as_is():
 
 
 def test_sub_jaxprs():
-    find = lambda fn, name: list(_compat.sub_jaxprs(params_of(fn, name, jnp.ones(2))))
+    find = lambda fn, name: list(
+        _compat_jaxprs.sub_jaxprs(params_of(fn, name, jnp.ones(2)))
+    )
     assert len(find(lambda x: jax.jit(jnp.sin)(x), "jit")) == 1
     assert len(find(jax.checkpoint(jnp.sin), "remat2")) == 1
     assert len(find(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), "cond")) == 2
@@ -144,8 +146,8 @@ def test_sub_jaxprs():
 def test_jaxprs_can_be_referred_to_weakly():
     import weakref
 
-    jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(jnp.sin)(1.0))
-    assert _compat.is_jaxpr(jaxpr)
+    jaxpr, consts = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(jnp.sin)(1.0))
+    assert _compat_jaxprs.is_jaxpr(jaxpr)
     assert list(consts) == []
     assert weakref.WeakKeyDictionary({jaxpr: 1})[jaxpr] == 1
 
@@ -235,10 +237,10 @@ def test_parts_of_a_root():
     assert root is not None
     assert _compat_hijax.root_of(params) is root
     assert [len(j.in_avals) for j in root] == [2, 2, 3]
-    assert len(list(_compat.sub_jaxprs(params))) == 3
-    tangent, _ = _compat.open_jaxpr(root.tangent_solve)
+    assert len(list(_compat_jaxprs.sub_jaxprs(params))) == 3
+    tangent, _ = _compat_jaxprs.open_jaxpr(root.tangent_solve)
     (inlined,) = (e for e in tangent.eqns if e.primitive.name == "eval_jaxpr")
-    inside, _ = _compat.open_jaxpr(inlined.params["call_jaxpr"])
+    inside, _ = _compat_jaxprs.open_jaxpr(inlined.params["call_jaxpr"])
     linear = [_compat_hijax.linear_map_of(eqn.params) for eqn in inside.eqns]
     assert any(jaxpr is not None for jaxpr in linear)
 
@@ -255,10 +257,10 @@ def test_a_root_is_bound_by_its_parts():
         seen.append(i)
         root = _compat_hijax.root_of(eqn.params)
         assert root is not None
-        jaxpr, consts = _compat.open_jaxpr(root[i])
-        return _compat.eval_jaxpr(jaxpr, consts, *args), more
+        jaxpr, consts = _compat_jaxprs.open_jaxpr(root[i])
+        return _compat_jaxprs.eval_jaxpr(jaxpr, consts, *args), more
 
-    (eqn,) = _compat.open_jaxpr(jax.make_jaxpr(fn)(1.0))[0].eqns
+    (eqn,) = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(fn)(1.0))[0].eqns
 
     def bound(b, more):
         args = [b] * len(eqn.invars)
@@ -277,7 +279,7 @@ def test_linear_solve_has_four_jaxprs():
     params = params_of(fn, "custom_linear_solve", jnp.ones(2))
     assert params["jaxprs"]._fields == ("matvec", "vecmat", "solve", "transpose_solve")
     assert len(params["const_lengths"]) == 4
-    assert len(list(_compat.sub_jaxprs(params))) == 4
+    assert len(list(_compat_jaxprs.sub_jaxprs(params))) == 4
     assert lax.linear_solve_p in _compat.primitive_jvps
 
 
@@ -315,9 +317,9 @@ def test_holds_no_module():
 
 
 def test_literals():
-    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(lambda x: x + 2.0)(1.0))
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(lambda x: x + 2.0)(1.0))
     (equation,) = jaxpr.eqns
-    assert [_compat.is_literal(v) for v in equation.invars] == [False, True]
+    assert [_compat_jaxprs.is_literal(v) for v in equation.invars] == [False, True]
 
 
 def identity(name):
@@ -334,7 +336,7 @@ def identity(name):
 
 def test_keep_unused():
     kept, dropped = identity("peex_kept"), identity("peex_dropped")
-    _compat.keep_unused(kept, lambda x: x)
+    _compat_jaxprs.keep_unused(kept, lambda x: x)
 
     def run(x):
         kept.bind(x)
@@ -379,7 +381,7 @@ def test_frames_of_an_equation():
         frames.append(stack)
         return y
 
-    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(traced)(1.0))
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(jax.make_jaxpr(traced)(1.0))
     stacks = [_compat_frames.frames_of(eqn) for eqn in jaxpr.eqns]
     for stack in stacks:
         codes = [code for code, _ in stack]
@@ -402,20 +404,24 @@ def test_function_of_a_body():
         return jnp.sin(x), x
 
     scanned = lambda x: lax.scan(step, x, None, length=2)
-    body, _ = _compat.open_jaxpr(params_of(scanned, "scan", 1.0)["jaxpr"])
+    body, _ = _compat_jaxprs.open_jaxpr(params_of(scanned, "scan", 1.0)["jaxpr"])
     code = step.__code__
     assert _compat_frames.function_of(body) == (code.co_filename, code.co_firstlineno)
-    jitted, _ = _compat.open_jaxpr(params_of(jax.jit(step), "jit", 1.0, None)["jaxpr"])
+    jitted, _ = _compat_jaxprs.open_jaxpr(
+        params_of(jax.jit(step), "jit", 1.0, None)["jaxpr"]
+    )
     assert _compat_frames.function_of(jitted) == (code.co_filename, code.co_firstlineno)
     assert jitted.debug_info.func_name == "step"
 
 
 def test_part_of_a_jaxpr():
-    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(lambda x: jnp.sin(x) * 2 + x)(1.0))
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(
+        jax.make_jaxpr(lambda x: jnp.sin(x) * 2 + x)(1.0)
+    )
     sin, mul, _ = jaxpr.eqns
-    assert [_compat.is_literal(v) for v in mul.invars] == [False, True]
-    part = _compat.part_of_jaxpr(jaxpr, 1, 2, sin.outvars, mul.outvars)
-    assert _compat.eval_jaxpr(part, (), 3.0) == [6.0]
+    assert [_compat_jaxprs.is_literal(v) for v in mul.invars] == [False, True]
+    part = _compat_jaxprs.part_of_jaxpr(jaxpr, 1, 2, sin.outvars, mul.outvars)
+    assert _compat_jaxprs.eval_jaxpr(part, (), 3.0) == [6.0]
 
 
 def test_abandon():

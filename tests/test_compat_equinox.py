@@ -5,7 +5,7 @@ import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 
-from peex import _compat, _compat_equinox
+from peex import _compat_equinox, _compat_jaxprs
 
 
 def test_wrappers_of_equinox():
@@ -34,7 +34,9 @@ def test_wrappers_of_equinox():
 
 
 def test_noinline():
-    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(eqxi.noinline(lambda x: x + 1))(1.0))
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(
+        jax.make_jaxpr(eqxi.noinline(lambda x: x + 1))(1.0)
+    )
     (eqn,) = jaxpr.eqns
     assert eqn.primitive is _compat_equinox.noinline_p
     assert sorted(eqn.params) == ["flatten", "static", "treedef"]

@@ -4,6 +4,7 @@ forward log comes out, a cotangent is refused.
 
 import equinox as eqx
 import jax
+import jax.interpreters.mlir as mlir
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from twin_case import linear
 
 import peex as px
+from peex import _compat, _compat_jaxprs
 
 
 def with_params(layer, w, b):
@@ -206,3 +208,125 @@ def test_functions_without_sites_are_left_alone():
     grad = jax.grad(lambda x: jnp.sum(hooked(x)[0]))(x)
     np.testing.assert_array_equal(grad, jax.grad(lambda x: jnp.sum(model(lin, x)))(x))
     assert "custom_jvp_call" in str(jax.make_jaxpr(hooked)(x))
+
+
+#
+# A primitive that peex knows nothing of, which holds the module in a jaxpr: as the
+# linear solve of a library, in the derivative rule of its nonlinear one.
+#
+
+
+def _apply(*args, jaxpr):
+    inside, consts = _compat_jaxprs.open_jaxpr(jaxpr)
+    return _compat_jaxprs.eval_jaxpr(inside, consts, *args)
+
+
+apply_p = _compat.Primitive("test_apply")
+apply_p.multiple_results = True
+apply_p.def_impl(_apply)
+apply_p.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+_compat.register_lowering(apply_p, mlir.lower_fun(_apply, multiple_results=True))
+
+
+def applied(m, x):
+    return apply_p.bind(x, jaxpr=jax.make_jaxpr(m)(x))[0]
+
+
+def with_unknown_rule(m, x):
+    jaxpr = jax.make_jaxpr(m)(x)  # as libraries keep the function that they solve for
+
+    @jax.custom_jvp
+    def f(x):
+        return jnp.tanh(m(x))
+
+    def rule(primals, tangents):
+        return f(*primals), apply_p.bind(*tangents, jaxpr=jaxpr)[0]
+
+    f.defjvp(rule)
+    return f(x)
+
+
+X, T = jnp.array([0.1, 0.2, -0.3]), jnp.array([1.0, 0.5, -1.0])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_derivative_rule_may_use_any_primitive(jit, scale):
+    m, hook = linear(3, 3, 0), None if scale == 1.0 else px.ScaleHook(scale)
+    hooked = px.ForwardHook(m, hook, method=with_unknown_rule)
+    run = lambda x, t: jax.jvp(hooked, (x,), (t,))
+    (out, log), (out_tangent, _) = (jax.jit(run) if jit else run)(X, T)
+    np.testing.assert_allclose(log["."], scale * m(X), rtol=1e-6)
+    np.testing.assert_allclose(out, jnp.tanh(scale * m(X)), rtol=1e-6)
+    np.testing.assert_allclose(out_tangent, scale * m(T), rtol=1e-6)
+    # Where it isn't part of a rule, it would lose a value.
+    with pytest.raises(px.SiteLostError, match="inside a `test_apply`, which peex has"):
+        px.ForwardHook(m, hook, method=applied)(X)
+
+
+def test_not_with_a_hook_that_holds_arrays():
+    hook = px.AddHook(jnp.ones(3))
+    hooked = px.ForwardHook(linear(3, 3, 0), hook, method=with_unknown_rule)
+    with pytest.raises(
+        px.SiteLostError, match="inside a derivative rule, and its hook"
+    ):
+        jax.jvp(hooked, (X,), (T,))
+
+
+def jvp_rule_calls_the_module(m, x):
+    @jax.custom_jvp
+    def f(x):
+        return jnp.tanh(m(x))
+
+    f.defjvp(lambda primals, tangents: (f(*primals), m(*tangents)))
+    return f(x)
+
+
+def vjp_rule_calls_the_module(m, x):
+    @jax.custom_vjp
+    def f(x):
+        return jnp.tanh(m(x))
+
+    f.defvjp(lambda x: (f(x) + m(x), None), lambda _, c: (m(c),))
+    return f(x)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_hook_with_arrays_acts_in_a_derivative_rule(jit):
+    m, offset = linear(3, 3, 0), jnp.array([1.0, 2.0, 3.0])
+    call = lambda x: m(x) + offset
+    wrap = eqx.filter_jit if jit else lambda f: f
+
+    hooked = px.ForwardHook(m, px.AddHook(offset), method=jvp_rule_calls_the_module)
+    run = lambda hooked, x, t: jax.jvp(hooked, (x,), (t,))
+    (out, log), (out_tangent, _) = wrap(run)(hooked, X, T)
+    np.testing.assert_allclose(log["."], call(X), rtol=1e-6)
+    np.testing.assert_allclose(out, jnp.tanh(call(X)), rtol=1e-6)
+    np.testing.assert_allclose(out_tangent, call(T), rtol=1e-6)
+
+    hooked = px.ForwardHook(m, px.AddHook(offset), method=vjp_rule_calls_the_module)
+
+    def run_back(hooked, x, c):
+        out, vjp, log = jax.vjp(hooked, x, has_aux=True)
+        return out, vjp(c), log
+
+    out, (cotangent,), log = wrap(run_back)(hooked, X, T)
+    np.testing.assert_allclose(log["."], call(X), rtol=1e-6)
+    np.testing.assert_allclose(out, jnp.tanh(call(X)) + call(X), rtol=1e-6)
+    np.testing.assert_allclose(cotangent, call(T), rtol=1e-6)
+
+
+def test_not_one_that_acts_in_the_rule_alone():
+    def method(m, x):
+        @jax.custom_jvp
+        def f(x):
+            return m[0](x)
+
+        f.defjvp(lambda primals, tangents: (f(*primals), m[1](*tangents)))
+        return f(x)
+
+    hook = {"0": px.IdentityHook(), "1": px.AddHook(jnp.ones(3))}
+    model = [linear(3, 3, 0), linear(3, 3, 1)]
+    hooked = px.ForwardHook(model, hook, method=method)
+    with pytest.raises(px.SiteLostError, match="'1' ran, .* a derivative rule, and"):
+        jax.jvp(hooked, (X,), (T,))
