@@ -42,6 +42,8 @@ set_current_trace = jex_core.set_current_trace
 register_lowering = mlir.register_lowering
 primitive_jvps = ad.primitive_jvps
 add_tangents = ad.add_tangents
+instantiate_zeros = ad.instantiate_zeros
+is_undefined_primal = ad.is_undefined_primal
 primitive_transposes = ad.primitive_transposes
 # Called with the axis, the arguments and their batch dimensions, even when no argument
 # is batched.
@@ -126,6 +128,11 @@ def abandon(error: BaseException) -> None:
                 value.invalidate()
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether a tangent or cotangent is a symbolic zero."""
+    return isinstance(tangent, ad.Zero)
 
 
 def zero_tangent(x: Any) -> ad.Zero:

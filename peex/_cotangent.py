@@ -5,12 +5,13 @@ the backward pass the hook acts on the cotangent, and what the log makes of it i
 returned as the cotangent of the buffer: so it is stacked, batched and summed as JAX
 does with every cotangent, and comes back as the gradient with respect to the log.
 
-Where the cotangent itself is logged, and nothing acts on it, that rule is linear, that
-of adding the buffer: so `tie` is a primitive of its own, at a fraction of the cost of a
-`custom_vjp`, and forward mode goes on working.
+The identity is linear, and all that is done is done where it is transposed. So it is a
+primitive with a transpose rule rather than a `custom_vjp`: forward mode goes on
+working, and sees the identity. Where the cotangent itself is logged, and nothing acts
+on it, the rule is that of adding the buffer: this is `tie`.
 """
 
-import functools as ft
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,45 @@ from . import _compat
 from ._act import act
 from ._log import encode
 from ._primitives import to_axis
-from ._site import Ask, Mark
+from ._site import Ask, Mark, Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batch axis: its size and name, and which of the arrays that hook and log are
+    given have it.
+    """
+
+    size: int
+    name: Any
+    given: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """What is done with the cotangent of a value, a pytree of the given structure: by
+    hook and log of a site, to each example. `batches` are outermost first.
+
+    The arguments of the primitive are the arrays of the value, the buffers, and what
+    hook and log are given: the arrays of each, and data. `sizes` are how many there are
+    of the first four.
+    """
+
+    site: Site
+    structure: Any
+    sizes: tuple[int, int, int, int]
+    batches: tuple[Batch, ...]
+
+    def split(self, args: Sequence[Any]) -> list[list[Any]]:
+        parts, rest = [], list(args)
+        for size in self.sizes:
+            parts.append(rest[:size])
+            rest = rest[size:]
+        return [*parts, rest]
+
+    @property
+    def num_linear(self) -> int:
+        return self.sizes[0] + self.sizes[1]
 
 
 def attach(
@@ -41,28 +80,82 @@ def attach(
     )
     if info.site.only_logs and alike:
         return [tie_p.bind(x, b) for x, b in zip(values, buffers, strict=True)]
-    given = hook_arrays, log_arrays, data
-    outs: Any = _identity(info, varying, list(values), buffers, given)
-    return list(outs)
+    arrays = [*hook_arrays, *log_arrays]
+    given = (False,) * len(arrays) + (True,) * len(data)
+    pull = Pull(
+        info.site,
+        info.structure,
+        (len(values), len(buffers), len(hook_arrays), len(log_arrays)),
+        tuple(
+            Batch(size, name, given)
+            for size, name in zip(info.batch, info.names, strict=True)
+        ),
+    )
+    return pull_p.bind(*values, *buffers, *arrays, *data, pull=pull)
 
 
-def _with_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
+def _pull_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, pull: Pull
+) -> tuple[list[Any], list[Any]]:
+    values, linear = pull.split(primals)[0], tangents[: pull.num_linear]
+    if all(_compat.is_zero(t) for t in linear):
+        return values, list(linear[: len(values)])
+    linear = [_compat.instantiate_zeros(t) for t in linear]
+    given = primals[pull.num_linear :]
+    return values, pull_p.bind(*linear, *given, pull=pull)
+
+
+def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
+    cotangents = [_compat.instantiate_zeros(c) for c in cotangents]
+    _, buffers, *given = pull.split(args)
+
+    def one(cotangents: Any, given: Any) -> tuple[list[Any], list[Any]]:
+        new, logs, _ = act(pull.site, pull.structure, cotangents, *given)
+        return new, encode(logs)
+
+    # Hook and log see one example, as the site does in the forward pass.
+    structure = jax.tree.structure(given)
+    for batch in reversed(pull.batches):
+        axes = [0 if batched else None for batched in batch.given]
+        one = jax.vmap(
+            one,
+            in_axes=(0, structure.unflatten(axes)),
+            axis_size=batch.size,
+            axis_name=batch.name,
+        )
+    new, logs = one(cotangents, given)
+    axes = _compat.varying(b.aval for b in buffers if _compat.is_undefined_primal(b))
+    results = [*new, *_compat.as_varying(logs, axes)]
+    results += [None] * (len(args) - len(results))
+    return [
+        x if _compat.is_undefined_primal(arg) else None
+        for x, arg in zip(results, args, strict=True)
+    ]
+
+
+def _pull_batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, pull: Pull
+) -> tuple[list[Any], list[int | None]]:
+    num = pull.num_linear
     if all(d is None for d in dims):
-        return with_p.bind(*args), None
-    args = [to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)]
-    return with_p.bind(*args), 0
+        return pull_p.bind(*args, pull=pull), [None] * pull.sizes[0]
+    pairs = list(zip(args, dims, strict=True))
+    linear = [to_axis(x, d, 0, axis.size) for x, d in pairs[:num]]
+    given = [x if d is None else to_axis(x, d, 0, axis.size) for x, d in pairs[num:]]
+    batched = tuple(d is not None for d in dims[num:])
+    batches = (Batch(axis.size, axis.name, batched), *pull.batches)
+    pull = dataclasses.replace(pull, batches=batches)
+    return pull_p.bind(*linear, *given, pull=pull), [0] * pull.sizes[0]
 
 
-# The identity on its first argument, batched if any is.
-with_p = _compat.Primitive("peex_with")
-with_p.def_impl(lambda x, *others: x)
-with_p.def_abstract_eval(lambda x, *others: x)
-_compat.primitive_jvps[with_p] = lambda primals, tangents: (
-    with_p.bind(*primals),
-    tangents[0],
-)
-_compat.batchers[with_p] = _with_batch
-_compat.register_lowering(with_p, lambda ctx, x, *others: [x])
+pull_p = _compat.Primitive("peex_pull")
+pull_p.multiple_results = True
+pull_p.def_impl(lambda *args, pull: list(args[: pull.sizes[0]]))
+pull_p.def_abstract_eval(lambda *args, pull: list(args[: pull.sizes[0]]))
+_compat.primitive_jvps[pull_p] = _pull_jvp
+_compat.primitive_transposes[pull_p] = _pull_transpose
+_compat.batchers[pull_p] = _pull_batch
+_compat.register_lowering(pull_p, lambda ctx, *args, pull: args[: pull.sizes[0]])
 
 
 def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -85,35 +178,3 @@ _compat.primitive_jvps[tie_p] = _tie_jvp
 _compat.linearize_as_sum(tie_p)
 _compat.batchers[tie_p] = _tie_batch
 _compat.register_lowering(tie_p, lambda ctx, value, buffer: [value])
-
-
-@ft.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _identity(info, varying, values, buffers, given):
-    del info, varying, buffers, given
-    return values
-
-
-def _identity_fwd(info, varying, values, buffers, given):
-    del info, varying, buffers
-    return values, given
-
-
-def _identity_bwd(info, varying, given, cotangents):
-    hook_arrays, log_arrays, data = given
-
-    def one(cotangents, data):
-        new, logs, _ = act(
-            info.site, info.structure, cotangents, hook_arrays, log_arrays, data
-        )
-        # A log that doesn't depend on the cotangent is still one for each example.
-        logs = [with_p.bind(x, *cotangents) for x in encode(logs)]
-        return new, logs
-
-    # Hook and log see one example, as the site does in the forward pass.
-    for size, name in zip(reversed(info.batch), reversed(info.names), strict=True):
-        one = jax.vmap(one, axis_size=size, axis_name=name)
-    cotangents, logs = one(cotangents, data)
-    return cotangents, _compat.as_varying(logs, varying), None
-
-
-_identity.defvjp(_identity_fwd, _identity_bwd)
