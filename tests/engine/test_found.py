@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from random_checks import check_logs, check_outside, check_patch
+from random_interpreter import interpreted
 from twin_case import linear
 
 import peex as px
@@ -75,7 +76,8 @@ FOUND = {
 
 @pytest.mark.parametrize("plan, seed", FOUND.values(), ids=FOUND)
 def test_found(plan, seed):
-    check_logs(plan, seed)
+    with interpreted():  # most of the time would go into compiling
+        check_logs(plan, seed)
 
 
 FOUND_OUTSIDE = {
@@ -89,7 +91,8 @@ FOUND_OUTSIDE = {
 
 @pytest.mark.parametrize("plan, seed", FOUND_OUTSIDE.values(), ids=FOUND_OUTSIDE)
 def test_found_outside(plan, seed):
-    check_outside(plan, seed)
+    with interpreted():
+        check_outside(plan, seed)
 
 
 FOUND_PATCHED = {
@@ -108,7 +111,8 @@ FOUND_PATCHED = {
 
 @pytest.mark.parametrize("plan, seed", FOUND_PATCHED.values(), ids=FOUND_PATCHED)
 def test_found_patched(plan, seed):
-    check_patch(plan, seed)
+    with interpreted():
+        check_patch(plan, seed)
 
 
 CONDITIONS = {
