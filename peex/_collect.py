@@ -24,7 +24,7 @@ from ._site import Ask, Site, Tap
 # Why nothing arrived of a site that ran.
 UNHEARD = (
     "it ran in a function whose result isn't part of this program, as under "
-    "`jax.eval_shape` or in a `jax.pure_callback`."
+    "`jax.eval_shape` or `jax.linear_transpose`, or in a `jax.pure_callback`."
 )
 
 
