@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from . import _compat
 from ._errors import HookShapeError, LogValueError
 from ._site import Site
 
@@ -81,7 +82,10 @@ def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
                 f"its {what}: expected {expected}, got {got}. Keep both, as in "
                 "`lambda x: jnp.broadcast_to(new, x.shape).astype(x.dtype)`."
             )
-    return leaves
+    # What a hook makes anew is the same on all devices.
+    return [
+        _compat.typed_as(y, jax.typeof(x)) for x, y in zip(old, leaves, strict=True)
+    ]
 
 
 def _shown(x: Any) -> str:

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 
+from . import _compat
 from ._errors import LogShapeError, NotInitialisedError
 from ._hook_collector import HookCollector
 from ._hooks import IdentityHook
@@ -41,6 +42,7 @@ class _Backward(HookCollector):
             buffers = [zeros(s) for s in info.shapes]
         else:
             buffers = self._buffers(key, info)
+        buffers = _compat.as_varying(buffers, info.varying)
         self.made[key] = pack(info.treedef, info.dtypes, buffers)
         return buffers
 
@@ -137,7 +139,7 @@ class BackwardHook(AbstractWrapper):
         self.log = log
         self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
 
-    def init(self, *args: Any, **kwargs: Any) -> "BackwardHook":
+    def init(self, /, *args: Any, **kwargs: Any) -> "BackwardHook":
         """Finds the shapes of the log, by tracing a call (nothing is computed).
 
         **Arguments:**
@@ -158,7 +160,7 @@ class BackwardHook(AbstractWrapper):
         is_log = lambda x: x is None or isinstance(x, Log)
         return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on these arguments.
 
         **Returns:**

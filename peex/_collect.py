@@ -10,7 +10,8 @@ stays exactly what it was.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _compat
@@ -59,6 +60,21 @@ class Collector(AbstractListener):
     def record(self, info: Tap, arrays: list[Any]) -> None:
         self.heard.add(info.site.key)
         self.records.append((info, arrays))
+
+    def saved(self) -> Callable[[], None]:
+        state = {
+            name: copy.copy(value)
+            for name, value in vars(self).items()
+            if hasattr(type(value), "copy")  # lists, dicts, sets, numberings
+        }
+        undo_probes = None if self.probes is None else self.probes.saved()
+
+        def undo() -> None:
+            vars(self).update({name: copy.copy(x) for name, x in state.items()})
+            if undo_probes is not None:
+                undo_probes()
+
+        return undo
 
     def check_heard(self) -> None:
         """Whatever ran must have arrived. A function that a library runs on its own,

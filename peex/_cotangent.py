@@ -73,6 +73,14 @@ def attach(
     hook_arrays = [] if info.site.hook is None else next(shared)
     log_arrays = [] if info.site.log is None else next(shared)
     buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
+    # Those that are the same on all devices get the sum over these.
+    axes = _compat.varying(map(jax.typeof, values))
+    buffers = _compat.as_varying(buffers, axes)
+    if info.site.only_logs:
+        buffers = [
+            _compat.typed_as(x, jax.typeof(value))
+            for x, value in zip(buffers, values, strict=True)
+        ]
     varying = _compat.varying(jax.typeof(x) for x in buffers)
     alike = all(
         _compat.varying([jax.typeof(x)]) == varying and x.dtype == b.dtype
@@ -107,7 +115,7 @@ def _pull_jvp(
 
 def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
     cotangents = [_compat.instantiate_zeros(c) for c in cotangents]
-    _, buffers, *given = pull.split(args)
+    _, _, *given = pull.split(args)
 
     def one(cotangents: Any, given: Any) -> tuple[list[Any], list[Any]]:
         new, logs, _ = act(pull.site, pull.structure, cotangents, *given)
@@ -124,11 +132,9 @@ def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
             axis_name=batch.name,
         )
     new, logs = one(cotangents, given)
-    axes = _compat.varying(b.aval for b in buffers if _compat.is_undefined_primal(b))
-    results = [*new, *_compat.as_varying(logs, axes)]
-    results += [None] * (len(args) - len(results))
+    results = [*new, *logs, *(None for _ in args[pull.num_linear :])]
     return [
-        x if _compat.is_undefined_primal(arg) else None
+        _compat.typed_as(x, arg.aval) if _compat.is_undefined_primal(arg) else None
         for x, arg in zip(results, args, strict=True)
     ]
 

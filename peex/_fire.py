@@ -15,6 +15,7 @@ import jax.tree_util as jtu
 from . import _compat
 from ._act import act, is_array
 from ._collect import Collector
+from ._errors import LogValueError
 from ._log import encoded_shapes
 from ._primitives import ask, lost, mark, tap
 from ._running import running
@@ -144,13 +145,20 @@ def _data(
         return ()
     local: Any = site.hook.thaw(hook_arrays)
     shapes = tuple(local.data_shapes([_shape(x) for x in arrays]))
-    return _ask(collector, arrays, Ask(site, "data", shapes))
+    return _ask(collector, arrays, Ask(site, "data", shapes, varying=_varying(arrays)))
+
+
+def _varying(arrays: Sequence[Any]) -> frozenset[str]:
+    """The mesh axes that what is supplied for these varies over: if any, all, since
+    each device has its own.
+    """
+    vary = _compat.varying(map(jax.typeof, arrays))
+    return _compat.manual_axes() if vary else vary
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
     # A float64 array outside of x64 mode is a float32 one to all that is done with it.
-    dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(x))
-    return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
+    return _compat.plain_shape(jax.typeof(x))
 
 
 def _ask(
@@ -177,10 +185,17 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     if site.indexed:
         data = _data(collector, site, arrays, _arrays(site, site.hook))
     logged = _logged(site, structure, arrays, data)
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in logged.leaves):
+        raise LogValueError(
+            f"The log_fn of the site {site.key!r} returned a random key, which can't "
+            "be a cotangent, as the log of a backward hook is. Return "
+            "`jax.random.key_data(key)`, or log it in the forward pass."
+        )
     info = Ask(
         site,
         "log",
         encoded_shapes(logged.leaves),
+        varying=_varying(arrays),
         treedef=logged.treedef,
         dtypes=tuple(x.dtype for x in logged.leaves),
     )

@@ -138,7 +138,7 @@ class ForwardHook(AbstractWrapper):
             max_bytes,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
         """Runs the model on these arguments.
 
         **Returns:**

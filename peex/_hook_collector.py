@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from . import _compat
 from ._collect import Collector
 from ._hooks import IdentityHook
 from ._indexed import AbstractIndexedHook
@@ -40,4 +41,5 @@ class HookCollector(Collector):
         assert site.hook is not None
         key = self._number(site)
         hook = self.indexed[site.hook.name]
-        return hook.data(key, info.shapes, info.axes)
+        data = hook.data(key, info.shapes, info.axes)
+        return _compat.as_varying(data, info.varying)

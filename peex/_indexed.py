@@ -14,8 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, PyTree
 
+from ._act import is_array
 from ._errors import HookShapeError, LogShapeError
 from ._log import Log
 from ._site import Axes
@@ -62,8 +65,22 @@ class _AtStep(AbstractLocal):
 
     def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
         (chosen,) = data
+        new = self.hook(value)
+        if not _alike(new, value):
+            return new  # refused as that of any hook is
         pick = lambda new, old: jnp.where(chosen, new, old)
-        return jtu.tree_map(pick, self.hook(value), value)
+        return jtu.tree_map(pick, new, value)
+
+
+def _alike(new: PyTree, old: PyTree) -> bool:
+    """Whether these have the same tree structure, shapes and dtypes."""
+    leaves, structure = jtu.tree_flatten(new)
+    if structure != jtu.tree_structure(old):
+        return False
+    return all(
+        is_array(x) and (x.shape, x.dtype) == (y.shape, y.dtype)
+        for x, y in zip(leaves, jtu.tree_leaves(old), strict=True)
+    )
 
 
 class AtStep(AbstractIndexedHook):
@@ -93,16 +110,31 @@ class AtStep(AbstractIndexedHook):
     def __init__(self, hook: Any, steps: Any):
         """**Arguments:**
 
-        - `hook`: any hook.
+        - `hook`: any callable that `hook_fn` may be. It runs at the other steps too,
+            where what it returns is dropped (as by `jnp.where`): in a gradient it must
+            have a finite derivative there.
         - `steps`: an integer, or a sequence or array of integers (shape `(n,)`, may be
             traced): steps of the outermost loop around the site, negative ones from the
             end. A tuple of such, for loops in loops: one for each step axis of the
             site's log, outermost first, `None` for all steps of that loop.
+
+        **Raises:**
+
+        `TypeError` for a hook that can't be called, or steps that aren't integers.
         """
-        if isinstance(steps, list | range):
-            steps = jnp.asarray(list(steps), jnp.int32)
+        if isinstance(hook, AbstractIndexedHook) or not callable(hook):
+            name = type(hook).__name__
+            raise TypeError(
+                f"AtStep was given a hook of type {name}, which can't be called with a "
+                "value. Give it one hook, as in `px.AtStep(px.ZeroHook(), [1, 3])`: in "
+                "a dict of hooks, each has its own AtStep; a PatchHook has a `mask`."
+            )
         self.hook = hook
-        self.steps = steps
+        self.steps = (
+            tuple(map(_checked_steps, steps))
+            if isinstance(steps, tuple)
+            else _checked_steps(steps)
+        )
 
     @property
     def local(self) -> AbstractLocal:
@@ -127,13 +159,35 @@ class AtStep(AbstractIndexedHook):
         return [jnp.broadcast_to(chosen, axes.shape)]
 
 
+def _checked_steps(steps: Any) -> Any:
+    if steps is None:
+        return None
+    if isinstance(steps, list | range):
+        steps = jnp.asarray(list(steps)) if len(steps) else jnp.zeros(0, jnp.int32)
+    elif isinstance(steps, np.integer):
+        steps = int(steps)
+    is_integer = jnp.issubdtype(getattr(steps, "dtype", type(steps)), jnp.integer)
+    if type(steps) is not int and not (hasattr(steps, "dtype") and is_integer):
+        raise TypeError(
+            f"AtStep was given steps {steps!r}, which aren't integers. Write the "
+            "numbers of the steps, as in `px.AtStep(hook, [1, 3])`; of a mask, "
+            "`px.AtStep(hook, jnp.flatnonzero(mask))`."
+        )
+    return steps
+
+
 def _chosen(key: str, steps: Any, size: int) -> Bool[Array, " steps"]:
     if steps is None:
         return jnp.ones(size, bool)
-    if isinstance(steps, int) and not -size <= steps < size:
+    if not isinstance(steps, Tracer):
+        given = np.atleast_1d(np.asarray(steps))
+        outside = given[(given < -size) | (given >= size)]
+    else:
+        outside = np.zeros(0)
+    if outside.size:
         raise HookShapeError(
-            f"AtStep was given step {steps}, but the loop around the site {key!r} has "
-            f"{size} steps: 0 to {size - 1}, or negative ones from the end."
+            f"AtStep was given step {outside[0]}, but the loop around the site {key!r} "
+            f"has {size} steps: 0 to {size - 1}, or negative ones from the end."
         )
     steps = jnp.atleast_1d(jnp.asarray(steps))
     steps = jnp.where(steps < 0, steps + size, steps)

@@ -180,9 +180,12 @@ def bind_cond(
 
 
 def zeros(shape: Any) -> Any:
-    """Zeros of a shape and dtype; for random keys, keys of zeros."""
+    """Zeros of a shape and dtype (and of the same type as to meshes); for random keys,
+    keys of zeros.
+    """
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-        return jnp.zeros(shape.shape, shape.dtype)
+        made = jnp.zeros(shape.shape, shape.dtype)
+        return _compat.typed_as(made, shape)
     like: Any = jax.ShapeDtypeStruct(shape.shape, shape.dtype)
     data = jax.eval_shape(jax.random.key_data, like)
     impl = jax.random.key_impl(like)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Int
 
+from . import _compat
 from ._site import Site
 
 
@@ -122,6 +123,14 @@ class Numbering:
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
+        self._given: dict[str, str] = {}
+
+    def copy(self) -> "Numbering":
+        new = Numbering()
+        new._seen, new._given = dict(self._seen), dict(self._given)
+        return new
+
+    __copy__ = copy
 
     def next(self, site: Site) -> int:
         """How many calls of the site there were before this one."""
@@ -129,7 +138,11 @@ class Numbering:
         return n
 
     def __call__(self, site: Site) -> str:
-        return site.numbered(self.next(site))
+        while True:
+            key = site.numbered(self.next(site))
+            # A module may itself be called `cell#1`, as in a dict.
+            if self._given.setdefault(key, site.key) == site.key:
+                return key
 
 
 class Encoded(eqx.Module):
@@ -185,11 +198,9 @@ def encode(logs: Sequence[Array]) -> list[Array]:
 
 def encoded_shapes(logs: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and dtypes of `encode(logs)`."""
-    if not any(_is_encoded(x.dtype) for x in logs):
-        return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in logs)
-    return tuple(
-        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.eval_shape(encode, logs)
-    )
+    if any(_is_encoded(x.dtype) for x in logs):
+        logs = jax.eval_shape(encode, logs)
+    return tuple(map(_compat.plain_shape, logs))
 
 
 def pack(treedef: Any, dtypes: Sequence[Any], buffers: Sequence[Any]) -> Any:

@@ -18,7 +18,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 
 from . import _compat, _compat_jaxprs
@@ -79,8 +78,8 @@ def _same(*avals: Any, num_values: int, info: Any) -> list[Any]:
 
 
 def _ask_abstract(*avals: Any, info: Ask) -> list[Any]:
-    del avals
-    return [_compat.ShapedArray(s.shape, s.dtype) for s in info.shapes]
+    axes = info.varying
+    return [_compat.varying_array(s.shape, s.dtype, axes, avals) for s in info.shapes]
 
 
 def to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
@@ -126,9 +125,9 @@ def _ask_batch(
     if info.shared or all(d is None for d in dims):
         return ask(args, info), [None] * len(info.shapes)
     where = info.axes.batch_place
+    mesh_axis = axis.explicit_mesh_axis
     shapes = tuple(
-        jax.ShapeDtypeStruct((*s.shape[:where], axis.size, *s.shape[where:]), s.dtype)
-        for s in info.shapes
+        _compat.with_axis(s, where, axis.size, mesh_axis) for s in info.shapes
     )
     axes = info.axes.with_batch(axis.size)
     info = dataclasses.replace(info, shapes=shapes, axes=axes)

@@ -110,6 +110,17 @@ class Probes:
         self.running: list[tuple[str, dict[str, int]]] = [(".", {})]
         self.fired: dict[str, Site] = {}
 
+    def saved(self) -> Callable[[], None]:
+        """What makes it forget the probes that it meets from now on."""
+        running = [(key, dict(counts)) for key, counts in self.running]
+        fired = dict(self.fired)
+
+        def undo() -> None:
+            self.running = [(key, dict(counts)) for key, counts in running]
+            self.fired = dict(fired)
+
+        return undo
+
     def fire(self, x: Any, name: str) -> Any:
         if not self.wanted(name):
             return x

@@ -75,18 +75,17 @@ def _run_checkpoint(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
 def _scan_signature(params: Params) -> Signature:
     inside, length = _body_signature(params), params["length"]
 
-    def stacked(shape: Any, axes: Axes) -> tuple[int, ...]:
-        place = axes.step_place
-        return (*shape.shape[:place], length, *shape.shape[place:])
+    def stacked(shape: Any, axes: Axes) -> Any:
+        return _compat.with_axis(shape, axes.step_place, length)
 
     def tap(spec: TapSpec) -> TapSpec:
         axes = spec.info.axes
-        shapes = tuple(s.update(shape=stacked(s, axes)) for s in spec.shapes)
+        shapes = tuple(stacked(s, axes) for s in spec.shapes)
         info = dataclasses.replace(spec.info, axes=axes.with_step(length))
         return TapSpec(info, shapes)
 
     def ask(info: Ask) -> Ask:
-        shapes = tuple(s.update(shape=stacked(s, info.axes)) for s in info.shapes)
+        shapes = tuple(stacked(s, info.axes) for s in info.shapes)
         axes = info.axes.with_step(length)
         return dataclasses.replace(info, shapes=shapes, axes=axes)
 

@@ -7,7 +7,7 @@ its depth, and finds its collector by it.
 import abc
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _compat
@@ -39,6 +39,10 @@ class AbstractListener(abc.ABC):
     ) -> list[Any]:
         """Answers a tap, an ask or a mark on the trace that is current."""
 
+    @abc.abstractmethod
+    def saved(self) -> Callable[[], None]:
+        """What makes it forget all that it hears from now on."""
+
 
 class _Running(threading.local):
     def __init__(self) -> None:
@@ -56,6 +60,19 @@ def next_depth() -> int:
 def all_running() -> list[Any]:
     """The collectors of the hooked calls that are running, the outermost first."""
     return [listener for listener in _running.stack if listener is not None]
+
+
+def all_saved() -> Callable[[], None]:
+    """What makes all hooked calls that are running forget what they hear from now on:
+    a call inside of theirs may have to be made again.
+    """
+    undo = [listener.saved() for listener in all_running()]
+
+    def forget() -> None:
+        for each in undo:
+            each()
+
+    return forget
 
 
 def running(depth: int) -> Any | None:

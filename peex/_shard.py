@@ -45,7 +45,8 @@ def signature(params: dict[str, Any]) -> Signature:
         shapes = tuple(
             jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in info.shapes
         )
-        return dataclasses.replace(info, axes=axes, shapes=shapes)
+        varying = info.varying - frozenset(_manual_axes(params))
+        return dataclasses.replace(info, axes=axes, shapes=shapes, varying=varying)
 
     return dataclasses.replace(
         inside,

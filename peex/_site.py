@@ -228,6 +228,8 @@ class Ask:
     for every example.
 
     - `shapes`, `axes`: of the arrays, and the axes that these have gained.
+    - `varying`: the mesh axes that they vary over, inside of a `shard_map` that checks
+        that.
     - `treedef`, `dtypes`: for a log, what `log_fn` returned; `shapes` are those of the
         buffers that hold it (see `encode` in `_log.py`).
     """
@@ -236,6 +238,7 @@ class Ask:
     slot: str
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     axes: Axes = Axes()
+    varying: frozenset[str] = frozenset()
     treedef: Any = None
     dtypes: tuple[Any, ...] = ()
 

@@ -66,9 +66,14 @@ def value_and_grad(
     A function of `(model, *args, **kwargs)` that returns `(value, logs), grads`: what
     the loss returned (with `has_aux`, the pair), the [`peex.Logs`][], and the gradient
     with respect to the model.
+
+    **Raises:**
+
+    `TypeError` if `has_aux` and the loss returns no pair; and as
+    [`peex.BackwardHook`][].
     """
 
-    def run(model: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, Logs], Any]:
+    def run(model: Any, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, Logs], Any]:
         inner: Any = model
         method: Any = loss
         if forward is not None:
@@ -85,13 +90,21 @@ def value_and_grad(
             inner, hook_fn, backward, where=where, pre_hook=pre_hook, method=method
         )
         if backward is not None:
-            hooked = hooked.init(*args, **kwargs)
+            # Not as a method, of which Equinox makes a module with a `self`.
+            hooked = BackwardHook.init(hooked, *args, **kwargs)
 
         def call(hooked: BackwardHook, args: Any, kwargs: Any) -> tuple[Any, Any]:
             out = hooked(*args, **kwargs)
             out, log = out if forward is not None else (out, None)
-            value = out[0] if has_aux else out
-            return value, (out, log)
+            if not has_aux:
+                return out, (out, log)
+            if not isinstance(out, tuple | list) or len(out) != 2:
+                raise TypeError(
+                    "`px.value_and_grad(loss, has_aux=True)` expects a loss that "
+                    f"returns a pair `(value, aux)`; got a {type(out).__name__}. "
+                    "Return both, or leave `has_aux` out."
+                )
+            return out[0], (out, log)
 
         (_, (out, log)), grads = eqx.filter_value_and_grad(call, has_aux=True)(
             hooked, args, kwargs

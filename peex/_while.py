@@ -40,10 +40,7 @@ def _kept(spec: TapSpec) -> TapSpec:
     if size is None:
         return counted(spec)
     place = spec.info.axes.step_place
-    shapes = tuple(
-        s.update(shape=(*s.shape[:place], size, *s.shape[place:]))
-        for s in spec.log_shapes
-    )
+    shapes = tuple(_compat.with_axis(s, place, size) for s in spec.log_shapes)
     axes = spec.info.axes.with_step(Ring(size))
     info = dataclasses.replace(spec.info, axes=axes, counted=False)
     return counted(TapSpec(info, shapes))
@@ -60,7 +57,7 @@ def _size(spec: TapSpec) -> int:
 
 def _empty(spec: TapSpec) -> State:
     *shapes, count = counted(spec).shapes
-    slots = (s.update(shape=(_size(spec), *s.shape)) for s in shapes)
+    slots = (_compat.with_axis(s, 0, _size(spec)) for s in shapes)
     return [zeros(s) for s in slots], zeros(count), zeros(count)
 
 

@@ -15,7 +15,7 @@ from ._instrument import strip
 from ._plan import Method, Plan
 from ._probe import known as known_probes, own_caches, ProbeMet, Probes, remember
 from ._rules import install
-from ._running import Staged
+from ._running import all_saved, Staged
 from ._site_maker import may_be_site, SiteMaker, sites_of, tell_keys
 from ._walk import unwrap
 
@@ -38,6 +38,7 @@ def run(
     groups: set[Prefix] = set()
     trace = _compat.current_trace()
     direct = not (_compat.differentiates(trace) or _known_to_stage(plan, model))
+    forget = all_saved()
     while True:
         collector = make_collector()
         collector.direct = direct
@@ -56,12 +57,14 @@ def run(
             if signal.depth != collector.depth:
                 raise
             _compat.abandon(signal)
+            forget()
             direct = False
             _remember_staging(plan, model)
         except ProbeMet as met:
             if met.probes is not probes:
                 raise
             _compat.abandon(met)
+            forget()
             remember(plan, met.name)
         except ValueError as error:
             group = stacked(error)
@@ -69,6 +72,7 @@ def run(
                 if "<site " in str(error):
                     refuse(error)
                 raise
+            forget()
             groups.add(group)
         else:
             collector.check_heard()

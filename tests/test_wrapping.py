@@ -255,3 +255,52 @@ def test_copies_of_a_wrapper(make, tmp_path):
         assert type(other) is type(hooked)
         same(other, hooked)
         same(other(X), hooked(X))
+
+
+def test_arguments_of_any_name():
+    # Those of peex's own functions don't stand in the way.
+    net = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    names = ("self", "model", "hooked", "args", "kwargs", "loss")
+
+    class Model(eqx.Module):
+        net: eqx.nn.Linear
+
+        def __call__(model, x, **named):
+            return model.net(x) + sum(named.values())
+
+    model, x = Model(net), jnp.ones(2)
+    # The model's own first parameter is taken.
+    named = {name: 1.0 for name in names if name != "model"}
+    out, _ = px.ForwardHook(model)(x, **named)
+    np.testing.assert_allclose(out, net(x) + len(named), rtol=1e-6)
+    # (What Equinox makes of a method has a `self`.)
+    hooked = px.BackwardHook.init(px.BackwardHook(model), x, **named)
+    np.testing.assert_allclose(hooked(x, **named), out, rtol=1e-6)
+
+    def loss(m, x, **named):
+        return jnp.sum(m(x)) + sum(named.values())
+
+    named = dict.fromkeys(names, 1.0)
+    (value, _), _ = px.value_and_grad(loss)(net, x, **named)
+    np.testing.assert_allclose(value, jnp.sum(net(x)) + len(names), rtol=1e-6)
+
+
+@pytest.mark.parametrize("out", [jnp.ones(2), 1.0, (1.0, 2, 3)])
+def test_a_loss_without_its_aux(out):
+    net = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    run = px.value_and_grad(lambda m, x: (m(x), out)[1], has_aux=True)
+    with pytest.raises(TypeError, match=r"expects a loss that returns a pair `\(value"):
+        run(net, jnp.ones(2))
+
+
+def test_a_module_that_is_called_as_a_further_call():
+    make = lambda i: eqx.nn.Linear(2, 2, key=jax.random.key(i))
+    model, x = {"a": make(0), "a#1": make(1)}, jnp.ones(2)
+    run = lambda m, x: m["a#1"](m["a"](m["a"](x)))
+    _, log = px.ForwardHook(model, method=run)(x)
+    first = model["a"](x)
+    second = model["a"](first)
+    expected = [first, second, model["a#1"](second)]
+    assert list(log) == ["a", "a#1", "a#1#1"]
+    for found, value in zip(log.values(), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-6)

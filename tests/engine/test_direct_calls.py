@@ -234,3 +234,78 @@ def test_a_call_that_is_made_again_leaves_nothing_behind(how):
     with jax.checking_leaks():
         eqx.filter_jit(lambda h, x: h(x))(hooked, X)
     CALLS.clear()
+
+
+#
+# A call inside of another one that is made again is heard once by that.
+#
+
+
+class Staging(eqx.Module):
+    a: eqx.nn.Linear
+    b: eqx.nn.Linear
+
+    def __call__(self, x):
+        x = self.a(x)
+        return jax.lax.scan(lambda x, _: (self.b(x), None), x, length=3)[0]
+
+
+class Probing(Staging):
+    def __call__(self, x):
+        return self.b(px.probe(self.a(x), "mid"))
+
+
+class Stacking(eqx.Module):
+    layers: list[eqx.nn.Linear]
+
+    def __call__(self, x):
+        layers = jax.tree.map(lambda *xs: jnp.stack(xs), *self.layers)
+        return jax.lax.scan(lambda x, layer: (layer(x), None), x, layers)[0]
+
+
+AGAIN = {
+    Staging: ["a", "b"],
+    Probing: ["a", "./mid", "b"],
+}
+
+
+def two_layers(cls):
+    # A class of its own, of which nothing is remembered.
+    return type("Own", (cls,), {})(linear(3, 3, 0), linear(3, 3, 1))
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("cls", AGAIN)
+def test_a_call_inside_that_is_made_again(cls, jit, known):
+    model, x, keys = two_layers(cls), jnp.ones(3), AGAIN[cls]
+    wrap = eqx.filter_jit if jit else lambda f: f
+    if known:
+        px.ForwardHook(model)(x)
+
+    def program(model, x):
+        return px.ForwardHook(model, method=lambda m, x: m(x))(x)[0]
+
+    out, log = wrap(px.ForwardHook(model, method=program))(x)
+    np.testing.assert_allclose(out, model(x), rtol=1e-6)
+    assert list(log) == keys
+    inner = px.ForwardHook(model, method=lambda m, x: m(x))
+    assert list(px.BackwardHook(inner).init(x).log) == keys
+    run = px.value_and_grad(lambda m, x: jnp.sum(m(x)), forward=px.IdentityLog())
+    (_, logs), _ = wrap(run)(model, x)
+    assert list(logs.forward) == list(logs.backward) == keys
+    patched = px.ForwardHook(model, px.PatchHook(log), method=program)
+    np.testing.assert_allclose(wrap(patched)(x)[0], out, rtol=1e-6)
+
+
+def test_layers_that_turn_out_to_be_stacked_inside():
+    def both(m, x):
+        return m["then"](m["first"](x))
+
+    def program(m, x):
+        return px.ForwardHook(m, where=["first", "then.**"], method=both)(x)[0]
+
+    layers = [linear(3, 3, seed) for seed in range(2)]
+    model = {"first": linear(3, 3, 2), "then": Stacking(layers)}
+    _, log = px.ForwardHook(model, where="first", method=program)(jnp.ones(3))
+    assert list(log) == ["first"]

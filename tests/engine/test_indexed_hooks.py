@@ -1,5 +1,7 @@
 """Hooks at chosen steps, patches from other runs, the last steps of while loops."""
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -252,3 +254,64 @@ def test_indexed_hooks_in_a_while_loop_are_refused():
     hooked = px.ForwardHook(LIN, px.AtStep(px.ZeroHook(), 0), method=loop)
     with pytest.raises(px.SiteLostError, match="can't be told which step it is in"):
         hooked(X, 3)
+
+
+WRONG_STEPS = {
+    "mask": [False, True],
+    "array mask": jnp.array([True, False]),
+    "float": 2.5,
+    "floats": [0.0, 1.0],
+    "string": "last",
+    "in a tuple": ([0], 1.5),
+}
+
+
+@pytest.mark.parametrize("steps", WRONG_STEPS.values(), ids=WRONG_STEPS)
+def test_steps_that_are_not_integers(steps):
+    with pytest.raises(TypeError, match=r"aren't integers.*jnp.flatnonzero\(mask\)"):
+        px.AtStep(px.ZeroHook(), steps)
+
+
+@pytest.mark.parametrize("steps", [7, [0, 7], np.int64(7), jnp.array([-6]), range(6)])
+def test_steps_outside_of_the_loop(steps):
+    hooked = px.ForwardHook(LIN, px.AtStep(px.ZeroHook(), steps), method=recurrent)
+    with pytest.raises(px.HookShapeError, match="'.' has 5 steps: 0 to 4"):
+        hooked(X)
+
+
+@pytest.mark.parametrize("hook", [None, {".": px.ZeroHook()}, px.PatchHook(px.Log())])
+def test_what_cannot_act_at_a_step(hook):
+    name = type(hook).__name__
+    with pytest.raises(TypeError, match=f"AtStep was given a hook of type {name}, "):
+        px.AtStep(hook, 0)
+
+
+SHAPES = {
+    "shape": lambda x: x[:1],
+    "broadcast": lambda x: jnp.zeros(1),
+    "dtype": lambda x: x.astype(int),
+    "structure": lambda x: (x, x),
+}
+
+
+@pytest.mark.parametrize("hook", SHAPES.values(), ids=SHAPES)
+def test_a_hook_at_a_step_keeps_shapes(hook):
+    hooked = px.ForwardHook(LIN, px.AtStep(hook, 0), method=recurrent)
+    with pytest.raises(px.HookShapeError, match="The hook_fn of the site '.' changed"):
+        hooked(X)
+
+
+def test_random_keys_are_patched():
+    dropout, x = eqx.nn.Dropout(0.5), jnp.ones(20)
+    wrap = ft.partial(px.ForwardHook, dropout, pre_hook=True, with_kwargs=True)
+    _, source = wrap()(x, key=jax.random.key(1))
+    expected = dropout(x, key=jax.random.key(1))
+    for mask in (None, True):
+        out, _ = wrap(px.PatchHook(source, mask))(x, key=jax.random.key(2))
+        np.testing.assert_array_equal(out, expected)
+    run = lambda m, x, key: jax.lax.scan(
+        lambda x, _: (m(x, key=key), None), x, length=2
+    )[0]
+    at = wrap(px.AtStep(lambda value: value, [0]), method=run)
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(at(x, key)[0], run(dropout, x, key))
