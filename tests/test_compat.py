@@ -453,3 +453,25 @@ def test_abandon():
     gc.collect()
     assert traces
     assert not any(trace() is not None for trace in traces)
+
+
+def test_symbolic_zeros():
+    x = jnp.ones(2)
+    zero = _compat.zero_tangent(x)
+    assert _compat.is_zero(zero)
+    made = _compat.instantiate_zeros(zero)
+    assert not _compat.is_zero(made)
+    assert made.tolist() == [0.0, 0.0]
+
+
+def test_undefined_primals():
+    seen = []
+    primitive = identity("peex_linear")
+
+    def transpose(cotangent, x):
+        seen.append((_compat.is_undefined_primal(x), x.aval.shape))
+        return [cotangent]
+
+    _compat.primitive_transposes[primitive] = transpose
+    jax.linear_transpose(primitive.bind, jnp.ones(2))(jnp.ones(2))
+    assert seen == [(True, (2,))]
