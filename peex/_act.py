@@ -35,14 +35,16 @@ def act(
     **Raises:** `HookShapeError`, `LogValueError`.
     """
     arrays = list(arrays)
+    # NumPy's pass by as they are, but are given to hooks and logs as what they are to
+    # JAX.
+    seen = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
     if site.only_logs:
-        logs = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
-        return arrays, logs, structure
-    value = jtu.tree_unflatten(structure, arrays)
+        return arrays, seen, structure
+    value = jtu.tree_unflatten(structure, seen)
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
         value = hook(value, data) if site.indexed else hook(value)
-        arrays = _check(site, arrays, structure, value)
+        arrays = _check(site, seen, structure, value)
     if site.log is None:
         return arrays, [], jtu.tree_structure(None)
     logs, treedef = _log_leaves(site, site.log.thaw(log_arrays)(value))

@@ -157,8 +157,11 @@ def _varying(arrays: Sequence[Any]) -> frozenset[str]:
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    shape = _compat.plain_shape(jax.typeof(x))
+    if jnp.issubdtype(shape.dtype, jax.dtypes.extended):
+        return shape
     # A float64 array outside of x64 mode is a float32 one to all that is done with it.
-    return _compat.plain_shape(jax.typeof(x))
+    return shape.update(dtype=jax.dtypes.canonicalize_dtype(shape.dtype))
 
 
 def _ask(

@@ -355,3 +355,21 @@ def test_the_number_of_negative_cotangents():
     hooked = px.BackwardHook(Fn(jnp.sin), None, lambda ct: jnp.sum(ct < 0)).init(X)
     log = eqx.filter_grad(lambda h: jnp.sum(h(X) * X))(hooked).log
     assert log["."] == 1 and log["."].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("log_fn", [px.IdentityLog(), lambda ct: 2 * ct])
+def test_a_numpy_array_of_another_precision(log_fn):
+    class Scaled(eqx.Module):
+        scale: Fn
+
+        def __call__(self, x):
+            return x * self.scale(x)
+
+    model = Scaled(Fn(lambda x: np.full(3, 2.0)))  # float64, where JAX has float32
+    hooked = px.BackwardHook(model, None, log_fn, where="scale").init(X)
+    out, grads = eqx.filter_value_and_grad(lambda h: jnp.sum(h(X)))(hooked)
+    assert_close(out, jnp.sum(2 * X))
+    assert_close(grads.log["scale"], log_fn(X))
+    _, log = px.ForwardHook(model, where="scale")(X)
+    patched = px.ForwardHook(model, px.PatchHook(log), where="scale")
+    assert_close(patched(X)[0], 2 * X)
