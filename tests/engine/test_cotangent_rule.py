@@ -22,9 +22,7 @@ def close(a, b):
 
 NOTHING = {
     "log": {},
-    "norm": {"log_fn": px.NormLog()},
     "steps": {"log_fn": lambda c: jnp.sign(c).astype(int)},
-    "hook": {"hook_fn": lambda c: 1.0 * c},
     "trained hook": {"hook_fn": px.AddHook(jnp.zeros(4)), "where": "layers.0"},
     "pre": {"hook_fn": lambda cs: cs, "log_fn": px.NormLog(), "pre_hook": True},
 }
