@@ -15,30 +15,8 @@ from ._parameters import (
     parameters_dict,
 )
 from ._render import Column, Shown, shown_bytes, shown_count, Table
-from ._select import Place, places
-from ._walk import children, is_function, Key, stands_in
-
-
-def static_modules(model: Any) -> list[Place]:
-    """The leaf modules in static fields, which JAX (and so a hook) doesn't see into."""
-    found: list[Place] = []
-
-    def visit(key: Key, node: Any) -> None:
-        if isinstance(node, eqx.Module) and not stands_in(node):
-            for field in dataclasses.fields(node):
-                if field.metadata.get("static", False) and hasattr(node, field.name):
-                    value = getattr(node, field.name)
-                    found.extend(
-                        p._replace(key=(*key, field.name, *p.key))
-                        for p in places(value, "__call__")
-                        if p.is_leaf
-                    )
-        parts = children(key, node)
-        for k, child in parts[0] if parts is not None else ():
-            visit(k, child)
-
-    visit((), model)
-    return found
+from ._select import Place, places, static_modules
+from ._walk import is_function
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,28 @@ class Place(NamedTuple):
         return ".".join(self.key) or "."
 
 
+def static_modules(model: Any) -> list[Place]:
+    """The leaf modules in static fields, which JAX (and so a hook) doesn't see into."""
+    found: list[Place] = []
+
+    def visit(key: Key, node: Any) -> None:
+        if isinstance(node, eqx.Module) and not stands_in(node):
+            for field in dataclasses.fields(node):
+                if field.metadata.get("static", False) and hasattr(node, field.name):
+                    value = getattr(node, field.name)
+                    found.extend(
+                        p._replace(key=(*key, field.name, *p.key))
+                        for p in places(value, "__call__")
+                        if p.is_leaf
+                    )
+        parts = children(key, node)
+        for k, child in parts[0] if parts is not None else ():
+            visit(k, child)
+
+    visit((), model)
+    return found
+
+
 def places(model: Any, root_method: str) -> list[Place]:
     """All modules and functions of a model, parents first."""
     found: list[Place] = []
@@ -153,14 +175,22 @@ def select(
         )
     for name, chosen in groups:
         if not chosen:
-            raise SiteNotFoundError(_not_found(name, all_places))
+            raise SiteNotFoundError(_not_found(name, all_places, model))
     wanted = {c for _, chosen in groups for c in chosen}
     order = {p.name: i for i, p in enumerate(all_places)}
     ordered = sorted(wanted, key=lambda c: (order[c.place], c.method, c.suffix))
     return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
 
 
-def _not_found(name: str, all_places: list[Place]) -> str:
+def _not_found(name: str, all_places: list[Place], model: Any) -> str:
+    pattern = tuple(name.split("."))
+    for place in static_modules(model):
+        if matches(pattern, place.key):
+            return (
+                f"`where={name!r}` matches the module {place.name!r}, but this is in a "
+                "static field, which JAX and so a hook doesn't see into. Declare the "
+                "field without `eqx.field(static=True)`."
+            )
     keys = [p.name for p in all_places if p.called or is_function(p.node)]
     return (
         f"`where={name!r}` matches nothing in the model. Nearest keys: "

@@ -48,6 +48,14 @@ def model():
     return Model(Embed(jnp.ones((5, 3))), layers, jax.nn.gelu, eqx.nn.Dropout(0.1))
 
 
+@pytest.mark.parametrize("where", ["extra", "ex*"])
+def test_a_module_in_a_static_field_is_named(where):
+    with pytest.raises(
+        px.SiteNotFoundError, match="the module 'extra', but this is in a"
+    ):
+        px.ForwardHook(model(), where=where)
+
+
 def test_places():
     sites = px.sites(model())
     assert list(sites) == [
