@@ -24,6 +24,7 @@ import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
+from jax._src import effects, source_info_util
 from jax._src.core import trace_ctx
 from jax._src.interpreters.ad import (
     CustomVJPException as CustomVJPException,
@@ -161,6 +162,33 @@ def _num_residuals() -> int:
     """How many things a linearization rule saves: one, from 0.12 on two."""
     sin = primitive_linearizations[jax.lax.sin_p]
     return len(sin(True, [True], 0.0, accuracy=None)) - 3
+
+
+class _IsHeard(effects.Effect):
+    """That somebody hears of an equation, whatever becomes of its results."""
+
+    def __repr__(self) -> str:
+        return "IsHeard"
+
+
+_is_heard = _IsHeard()
+for _allowed in (
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.lowerable_effects,
+    effects.partial_eval_kept_effects,
+    effects.remat_allowed_effects,
+):
+    _allowed.add_type(_IsHeard)
+
+
+def keep_unused(primitive: Primitive, abstract: Callable[..., list[Any]]) -> None:
+    """Gives a primitive its shape rule, and an effect: where JAX drops what isn't used,
+    as in a derivative, it leaves equations with effects alone.
+    """
+    primitive.def_effectful_abstract_eval(
+        lambda *avals, **params: (abstract(*avals, **params), {_is_heard})
+    )
 
 
 def on_recomputation(primitive: Primitive, again: Callable[[Any], Any]) -> None:
@@ -350,38 +378,6 @@ def is_symbolic_zero(x: object) -> bool:
     return isinstance(x, SymbolicZero)
 
 
-def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
-    """The number of constants and of carried values of a `scan` primitive.
-
-    From 0.11 on they are the sizes of the parts of its input tree.
-    """
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()
-    return len(consts), len(carry)
-
-
-def jit_options(params: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
-    apart from its shardings.
-    """
-    donated = [i for i, d in enumerate(params["donated_invars"]) if d]
-    options: dict[str, Any] = {"keep_unused": params["keep_unused"]}
-    if donated:
-        options["donate_argnums"] = tuple(donated)
-    if params["inline"] is True:
-        options["inline"] = True
-    if params["compiler_options_kvs"]:
-        options["compiler_options"] = dict(params["compiler_options_kvs"])
-    return options
-
-
-def jit_shardings(params: dict[str, Any]) -> tuple[Any, Any]:
-    """The input and output shardings of a `jit` primitive, `None` where unspecified."""
-
-    def given(shardings: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
-            None if type(s).__name__ == "UnspecifiedValue" else s for s in shardings
-        )
-
-    return given(params["in_shardings"]), given(params["out_shardings"])
+def current_traceback() -> Any:
+    """What JAX would keep of the Python stack with an equation that is made now."""
+    return source_info_util.current().traceback

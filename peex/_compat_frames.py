@@ -1,12 +1,13 @@
-"""Where the equations of a jaxpr come from: what JAX keeps of the Python stack, by its
-private API. As `_compat.py`, of which this is a part.
+"""Where the equations of a jaxpr come from: what JAX keeps of the Python stack. As
+`_compat.py`: it may change with JAX.
 """
 
 import types
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+
+from ._compat import current_traceback
 
 
 # A function on the Python stack, and the place in its bytecode that is being run.
@@ -20,7 +21,7 @@ def frames_of(eqn: Any) -> list[Frame]:
 
 def current_frames() -> list[Frame]:
     """The stack that an equation would be given now."""
-    return _frames(source_info_util.current().traceback)
+    return _frames(current_traceback())
 
 
 def _frames(traceback: Any) -> list[Frame]:

@@ -23,24 +23,48 @@ class Root(NamedTuple):
     tangent_solve: Any
 
 
-_roots: weakref.WeakKeyDictionary[Any, Root] = weakref.WeakKeyDictionary()
-_linear_maps: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+class LinearMap(NamedTuple):
+    """The linearized function that the tangent solver of a `custom_root` is given, as a
+    jaxpr.
+    """
+
+    apply: Any
 
 
-def root_of(params: dict[str, Any]) -> Root | None:
-    """The parts of the primitive with these parameters, if it is a `custom_root`."""
+_known: weakref.WeakKeyDictionary[Any, Root | LinearMap] = weakref.WeakKeyDictionary()
+
+
+def parts_of(params: dict[str, Any]) -> Root | LinearMap | None:
+    """The parts of the high-level primitive with these parameters, if it is one that
+    may hold sites.
+    """
     primitive: Any = params.get("_prim")
-    if type(primitive).__name__ != "CustomRoot":
+    make = _makers.get(type(primitive).__name__)
+    if make is None:
         return None
-    if primitive not in _roots:
-        solve_consts, guess, f_consts, tangent_consts = primitive.in_avals
-        root = _root(primitive)
-        _roots[primitive] = Root(
-            jax.make_jaxpr(primitive.solve)(solve_consts, guess),
-            jax.make_jaxpr(primitive.f)(f_consts, root),
-            jax.make_jaxpr(primitive.tangent_solve)(tangent_consts, root, root),
-        )
-    return _roots[primitive]
+    if primitive not in _known:
+        _known[primitive] = make(primitive)
+    return _known[primitive]
+
+
+def _make_root(primitive: Any) -> Root:
+    solve_consts, guess, f_consts, tangent_consts = primitive.in_avals
+    root = _root(primitive)
+    return Root(
+        jax.make_jaxpr(primitive.solve)(solve_consts, guess),
+        jax.make_jaxpr(primitive.f)(f_consts, root),
+        jax.make_jaxpr(primitive.tangent_solve)(tangent_consts, root, root),
+    )
+
+
+def _make_linear_map(primitive: Any) -> LinearMap:
+    return LinearMap(jax.make_jaxpr(primitive.expand)(*primitive.in_avals))
+
+
+_makers: dict[str, Callable[[Any], Root | LinearMap]] = {
+    "CustomRoot": _make_root,
+    "_RootLinearMap": _make_linear_map,
+}
 
 
 def _root(primitive: Any) -> Any:
@@ -88,23 +112,3 @@ def bind_root(
     root: Any = type(primitive)(f, solve, tangent_solve, traced, avals, True)
     x, (aux, others) = root(*new)
     return [*x, *aux], others
-
-
-def linear_map_of(params: dict[str, Any]) -> Any | None:
-    """The jaxpr of the primitive with these parameters, if it is the linearized
-    function that the tangent solver of a `custom_root` is given.
-    """
-    primitive: Any = params.get("_prim")
-    if type(primitive).__name__ != "_RootLinearMap":
-        return None
-    if primitive not in _linear_maps:
-        _linear_maps[primitive] = jax.make_jaxpr(primitive.expand)(*primitive.in_avals)
-    return _linear_maps[primitive]
-
-
-def jaxprs_of(params: dict[str, Any]) -> tuple[Any, ...]:
-    """The jaxprs of a high-level primitive that may hold sites; none of any other."""
-    if "_prim" not in params:
-        return ()
-    linear = linear_map_of(params)
-    return (linear,) if linear is not None else tuple(root_of(params) or ())

@@ -2,14 +2,13 @@
 `_compat.py`, of which this is a part.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.core as jax_core
 import jax.extend.core as jex_core
-from jax._src import effects
 
-from ._compat_hijax import jaxprs_of
+from ._compat_hijax import parts_of
 
 
 eval_jaxpr = jax_core.eval_jaxpr
@@ -49,7 +48,7 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             for item in value:
                 if is_jaxpr(item):
                     yield open_jaxpr(item)[0]
-    for jaxpr in jaxprs_of(params):
+    for jaxpr in parts_of(params) or ():
         yield open_jaxpr(jaxpr)[0]
 
 
@@ -64,28 +63,38 @@ def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any
     )
 
 
-class _IsHeard(effects.Effect):
-    """That somebody hears of an equation, whatever becomes of its results."""
+def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+    """The number of constants and of carried values of a `scan` primitive.
 
-    def __repr__(self) -> str:
-        return "IsHeard"
-
-
-_is_heard = _IsHeard()
-for _allowed in (
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-    effects.lowerable_effects,
-    effects.partial_eval_kept_effects,
-    effects.remat_allowed_effects,
-):
-    _allowed.add_type(_IsHeard)
-
-
-def keep_unused(primitive: Any, abstract: Callable[..., list[Any]]) -> None:
-    """Gives a primitive its shape rule, and an effect: where JAX drops what isn't used,
-    as in a derivative, it leaves equations with effects alone.
+    From 0.11 on they are the sizes of the parts of its input tree.
     """
-    primitive.def_effectful_abstract_eval(
-        lambda *avals, **params: (abstract(*avals, **params), {_is_heard})
-    )
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def jit_options(params: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
+    apart from its shardings.
+    """
+    donated = [i for i, d in enumerate(params["donated_invars"]) if d]
+    options: dict[str, Any] = {"keep_unused": params["keep_unused"]}
+    if donated:
+        options["donate_argnums"] = tuple(donated)
+    if params["inline"] is True:
+        options["inline"] = True
+    if params["compiler_options_kvs"]:
+        options["compiler_options"] = dict(params["compiler_options_kvs"])
+    return options
+
+
+def jit_shardings(params: dict[str, Any]) -> tuple[Any, Any]:
+    """The input and output shardings of a `jit` primitive, `None` where unspecified."""
+
+    def given(shardings: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            None if type(s).__name__ == "UnspecifiedValue" else s for s in shardings
+        )
+
+    return given(params["in_shardings"]), given(params["out_shardings"])

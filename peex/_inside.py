@@ -290,7 +290,7 @@ def _run_equation(
     if name == "while":
         return _run_while(params, bodies, args)
     assert name == "scan"
-    num_consts, num_carry = _compat.scan_layout(params)
+    num_consts, num_carry = _compat_jaxprs.scan_layout(params)
     consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
 
     def step(carry: Any, x: Any) -> Any:

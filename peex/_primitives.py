@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from . import _compat, _compat_jaxprs
+from . import _compat
 from ._errors import SiteLostError
 from ._running import Speaking
 from ._site import Ask, Mark, Site, Tap
@@ -194,8 +194,8 @@ _compat.on_recomputation(ask_p, _recompute_ask)
 for _p in (tap_p, mark_p, ask_p):
     _p.def_impl(_not_collected)
     _compat.register_lowering(_p, _lowering)
-_compat_jaxprs.keep_unused(tap_p, _same)
-_compat_jaxprs.keep_unused(ask_p, _ask_abstract)
+_compat.keep_unused(tap_p, _same)
+_compat.keep_unused(ask_p, _ask_abstract)
 mark_p.def_abstract_eval(_same)
 _compat.batchers[tap_p] = _tap_batch
 _compat.batchers[mark_p] = _mark_batch

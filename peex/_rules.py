@@ -46,8 +46,8 @@ def _run_jit(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
 
 
 def _jit_options(params: Params) -> dict[str, Any]:
-    options = _compat.jit_options(params)
-    ins, outs = _compat.jit_shardings(params)
+    options = _compat_jaxprs.jit_options(params)
+    ins, outs = _compat_jaxprs.jit_shardings(params)
     # Arguments: the primitive's, then buffers and arrays of hooks. Results: its own,
     # then logs.
     if any(s is not None for s in ins):
@@ -97,7 +97,7 @@ def _scan_signature(params: Params) -> Signature:
 
 
 def _run_scan(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
-    num_consts, num_carry = _compat.scan_layout(params)
+    num_consts, num_carry = _compat_jaxprs.scan_layout(params)
     consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
     xs = args[num_consts + num_carry :]
     inside = feed.whose.part(_body_signature(params))

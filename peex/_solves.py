@@ -11,7 +11,7 @@ from typing import Any
 
 from jax import lax
 
-from ._compat_hijax import bind_root, linear_map_of, root_of
+from ._compat_hijax import bind_root, parts_of, Root
 from ._lift import evaluate, Feed, Logs, Params, Rule, zeros
 from ._primitives import lost
 from ._signature import join, of_jaxpr, Signature
@@ -77,24 +77,24 @@ linear_solve = Rule(_linear_signature, _run_linear)
 
 
 def _high_signature(params: Params) -> Signature:
-    linear, root = linear_map_of(params), root_of(params)
-    if root is None:
-        return of_jaxpr(linear)
+    parts: Any = parts_of(params)
+    whole = join(of_jaxpr(jaxpr) for jaxpr in parts)
+    if not isinstance(parts, Root):
+        return whole
     # The other parts are run without being heard, but with the arrays of their hooks.
-    inside = [of_jaxpr(jaxpr) for jaxpr in root]
-    return dataclasses.replace(_of_solver(root.solve), shared=join(inside).shared)
+    return dataclasses.replace(_of_solver(parts.solve), shared=whole.shared)
 
 
 def _run_high(
     params: Params, args: Sequence[Any], feed: Feed
 ) -> tuple[list[Any], Logs]:
-    linear, root = linear_map_of(params), root_of(params)
-    if root is None:
-        return evaluate(linear, args, feed)
+    parts: Any = parts_of(params)
+    if not isinstance(parts, Root):
+        return evaluate(parts.apply, args, feed)
     whose = feed.whose.alike()  # the derivative is made after the call
 
     def part(i: int, args: Sequence[Any], shared: Any) -> tuple[list[Any], Logs]:
-        return evaluate(root[i], args, Feed([], shared, whose))
+        return evaluate(parts[i], args, Feed([], shared, whose))
 
     return bind_root(params, args, feed.shared, part)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import pjit
 from jax.extend.core import Literal
 
-from peex import _compat, _compat_jaxprs
+from peex import _compat_jaxprs
 
 
 # What runs a jitted function that is new (JAX 0.10 to 0.12; its canary is a test in
@@ -105,7 +105,7 @@ def _bodies(eqn):
 
 
 def _scan(body, params, *args):
-    num_consts, num_carry = _compat.scan_layout(params)
+    num_consts, num_carry = _compat_jaxprs.scan_layout(params)
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     xs, ys = args[num_consts + num_carry :], {}
     steps = range(params["length"])

@@ -37,16 +37,16 @@ def test_parts_of_a_root():
         return lax.custom_root(f, b, lambda f, x: x - f(x), lambda g, y: y / g(1.0))
 
     params = params_of(fn, "call_hi_primitive", 1.0)
-    root = _compat_hijax.root_of(params)
-    assert root is not None
-    assert _compat_hijax.root_of(params) is root
+    root = _compat_hijax.parts_of(params)
+    assert isinstance(root, _compat_hijax.Root)
+    assert _compat_hijax.parts_of(params) is root
     assert [len(j.in_avals) for j in root] == [2, 2, 3]
     assert len(list(_compat_jaxprs.sub_jaxprs(params))) == 3
     tangent, _ = _compat_jaxprs.open_jaxpr(root.tangent_solve)
     (inlined,) = (e for e in tangent.eqns if e.primitive.name == "eval_jaxpr")
     inside, _ = _compat_jaxprs.open_jaxpr(inlined.params["call_jaxpr"])
-    linear = [_compat_hijax.linear_map_of(eqn.params) for eqn in inside.eqns]
-    assert any(jaxpr is not None for jaxpr in linear)
+    parts = [_compat_hijax.parts_of(eqn.params) for eqn in inside.eqns]
+    assert any(isinstance(part, _compat_hijax.LinearMap) for part in parts)
 
 
 def test_a_root_is_bound_by_its_parts():
@@ -59,7 +59,7 @@ def test_a_root_is_bound_by_its_parts():
 
     def run(i, args, more):
         seen.append(i)
-        root = _compat_hijax.root_of(eqn.params)
+        root = _compat_hijax.parts_of(eqn.params)
         assert root is not None
         jaxpr, consts = _compat_jaxprs.open_jaxpr(root[i])
         return _compat_jaxprs.eval_jaxpr(jaxpr, consts, *args), more
