@@ -5,7 +5,6 @@ by hand.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 
@@ -34,13 +33,6 @@ eager_and_jit = pytest.mark.parametrize(
 def twin(model, x, edit1=lambda a: a, edit2=lambda a: a):
     a = edit1(model.linear1.weight @ x + model.linear1.bias)
     return edit2(model.linear2.weight @ jnp.tanh(a) + model.linear2.bias)
-
-
-def assert_close(a, b, rtol=1e-6):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert np.shape(x) == np.shape(y)
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
 
 
 def run(hooked, x):

@@ -5,8 +5,8 @@ ensembles, donated buffers.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 
 import peex as px
 
@@ -23,13 +23,6 @@ FIRST, SECOND = MODEL.layers
 
 def traced_once(f):
     return eqx.filter_jit(eqx.debug.assert_max_traces(f, max_traces=1))
-
-
-def assert_close(a, b, rtol=1e-6):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert np.shape(x) == np.shape(y)
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
 
 
 def loss(out):

@@ -4,8 +4,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from closeness import assert_close
 from hooked_mlp import (
-    assert_close,
     eager_and_jit,
     loss,
     MLP,

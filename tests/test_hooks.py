@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from hooked_mlp import (
-    assert_close,
     eager_and_jit,
     loss,
     MODEL,

@@ -3,6 +3,7 @@ results, the same compiled program, all of JAX's transformations, no retracing.
 """
 
 import collections
+import functools as ft
 import re
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 from jax import lax
 
 import peex as px
@@ -69,10 +71,7 @@ def equal(a, b):
             assert x == y or x is y
 
 
-def close(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+close = ft.partial(assert_close, rtol=1e-5, atol=1e-6)
 
 
 # The same results

@@ -2,11 +2,13 @@
 itself in forward mode, and its derivatives of any order are those of a rule by hand.
 """
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 
 import peex as px
 
@@ -16,8 +18,7 @@ XS = jax.random.normal(jax.random.key(1), (5, 3))
 X = XS[0]
 
 
-def close(a, b):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), a, b)
+close = ft.partial(assert_close, rtol=1e-5, atol=1e-6)
 
 
 NOTHING = {

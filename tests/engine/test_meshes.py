@@ -2,11 +2,13 @@
 shardings, and what varies over the axes of a `shard_map`, inside and around.
 """
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from twin_case import linear
@@ -19,8 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def close(a, b):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), a, b)
+close = ft.partial(assert_close, rtol=1e-5, atol=1e-6)
 
 
 #

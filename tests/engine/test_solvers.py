@@ -46,30 +46,6 @@ def check(log, calls):
         np.testing.assert_allclose(entry, call, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_calls_of_a_linear_solver(run):
-    out, log = run(px.ForwardHook(LIN, method=solve))(X)
-    expected, calls = solve_twin(LIN, X)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-    check(log, calls)
-
-
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_implicit_derivative_is_kept(run):
-    def loss(hooked, b):
-        out, log = hooked(b)
-        return jnp.sum(out**2), log
-
-    hooked = px.ForwardHook(LIN, method=solve)
-    grads, log = run(eqx.filter_grad(loss, has_aux=True))(hooked, X)
-    check(log, solve_twin(LIN, X)[1])
-    expected = jax.grad(lambda w: jnp.sum(solve(_with(w), X) ** 2))(LIN.weight)
-    np.testing.assert_allclose(grads.model.weight, expected, rtol=1e-5)
-    # It isn't the derivative of the three steps, which are far from a solution.
-    unrolled = jax.grad(lambda w: jnp.sum(solve_twin(_with(w), X)[0] ** 2))(LIN.weight)
-    assert not np.allclose(grads.model.weight, unrolled, rtol=1e-3)
-
-
 def _with(weight):
     return eqx.tree_at(lambda m: m.weight, LIN, weight)
 
@@ -80,19 +56,6 @@ def test_an_inner_derivative_of_a_linear_solve_is_logged_once(run):
     out, log = run(px.ForwardHook(LIN, method=inner))(X)
     np.testing.assert_allclose(out, inner(LIN, X), rtol=1e-6)
     check(log, solve_twin(LIN, X)[1])
-
-
-def test_a_batch_of_linear_solves():
-    bs = jnp.stack([X, 2 * X])
-    batched = lambda m, bs: jax.vmap(lambda b: solve(m, b))(bs)
-    out, log = px.ForwardHook(LIN, method=batched)(bs)
-    np.testing.assert_allclose(out, batched(LIN, bs), rtol=1e-6)
-    for i, b in enumerate(bs):
-        calls = solve_twin(LIN, b)[1]
-        # The first call is on zeros, for every example.
-        np.testing.assert_allclose(log["."], calls[0], rtol=1e-6)
-        np.testing.assert_allclose(log[".#1"][i], calls[1], rtol=1e-6)
-        np.testing.assert_allclose(log[".#2"][i], calls[2], rtol=1e-6)
 
 
 def test_a_hook_in_a_linear_solve():
@@ -142,52 +105,6 @@ def fixed_point_twin(m, b):
         calls.append(m(x))
         x = jnp.tanh(calls[-1] / 4) + b
     return x, calls
-
-
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_calls_of_a_root_finder(run):
-    out, log = run(px.ForwardHook(LIN, method=fixed_point))(X)
-    expected, calls = fixed_point_twin(LIN, X)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-    check(log, calls)
-
-
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_implicit_derivative_of_a_root_is_kept(run):
-    def loss(hooked, b):
-        out, log = hooked(b)
-        return jnp.sum(out**2), log
-
-    hooked = px.ForwardHook(LIN, method=fixed_point)
-    grads, log = run(eqx.filter_grad(loss, has_aux=True))(hooked, X)
-    check(log, fixed_point_twin(LIN, X)[1])
-    loss_of = lambda f, w: jnp.sum(f(_with(w), X) ** 2)
-    expected = jax.grad(lambda w: loss_of(fixed_point, w))(LIN.weight)
-    np.testing.assert_allclose(grads.model.weight, expected, rtol=1e-5)
-    # It isn't the derivative of the three steps, which are far from the root.
-    twin = lambda m, b: fixed_point_twin(m, b)[0]
-    unrolled = jax.grad(lambda w: loss_of(twin, w))(LIN.weight)
-    assert not np.allclose(grads.model.weight, unrolled, rtol=1e-3)
-
-
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("outside", [False, True])
-def test_a_batch_of_roots(run, outside):
-    bs = jnp.stack([X, 2 * X])
-    batched = lambda m, bs: jax.vmap(lambda b: fixed_point(m, b))(bs)
-    if outside:
-        hooked = px.ForwardHook(LIN, method=fixed_point)
-        out, log = run(eqx.filter_vmap(hooked))(bs)
-    else:
-        out, log = run(px.ForwardHook(LIN, method=batched))(bs)
-    np.testing.assert_allclose(out, batched(LIN, bs), rtol=1e-6)
-    for i, b in enumerate(bs):
-        calls = fixed_point_twin(LIN, b)[1]
-        # The first call is on zeros, for every example.
-        first = log["."][i] if outside else log["."]
-        np.testing.assert_allclose(first, calls[0], rtol=1e-6)
-        np.testing.assert_allclose(log[".#1"][i], calls[1], rtol=1e-6)
-        np.testing.assert_allclose(log[".#2"][i], calls[2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
@@ -251,6 +168,63 @@ def test_cotangents_in_a_root_are_refused():
     hooked = px.BackwardHook(LIN, method=fixed_point)
     with pytest.raises(px.SiteLostError, match="stands in the place of autodiff"):
         hooked.init(X)
+
+
+#
+# Both.
+#
+
+SOLVERS = {"linear": (solve, solve_twin), "root": (fixed_point, fixed_point_twin)}
+for_both = pytest.mark.parametrize("solver, twin", SOLVERS.values(), ids=SOLVERS)
+
+
+@for_both
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_calls_of_a_solver(run, solver, twin):
+    out, log = run(px.ForwardHook(LIN, method=solver))(X)
+    expected, calls = twin(LIN, X)
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    check(log, calls)
+
+
+@for_both
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_implicit_derivative_is_kept(run, solver, twin):
+    def loss(hooked, b):
+        out, log = hooked(b)
+        return jnp.sum(out**2), log
+
+    hooked = px.ForwardHook(LIN, method=solver)
+    grads, log = run(eqx.filter_grad(loss, has_aux=True))(hooked, X)
+    check(log, twin(LIN, X)[1])
+    loss_of = lambda f, w: jnp.sum(f(_with(w), X) ** 2)
+    expected = jax.grad(lambda w: loss_of(solver, w))(LIN.weight)
+    np.testing.assert_allclose(grads.model.weight, expected, rtol=1e-5)
+    # It isn't the derivative of the three steps, which are far from a solution.
+    steps = lambda m, b: twin(m, b)[0]
+    unrolled = jax.grad(lambda w: loss_of(steps, w))(LIN.weight)
+    assert not np.allclose(grads.model.weight, unrolled, rtol=1e-3)
+
+
+@for_both
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_batch_of_solves(run, outside, solver, twin):
+    bs = jnp.stack([X, 2 * X])
+    batched = lambda m, bs: jax.vmap(lambda b: solver(m, b))(bs)
+    if outside:
+        hooked = px.ForwardHook(LIN, method=solver)
+        out, log = run(eqx.filter_vmap(hooked))(bs)
+    else:
+        out, log = run(px.ForwardHook(LIN, method=batched))(bs)
+    np.testing.assert_allclose(out, batched(LIN, bs), rtol=1e-6)
+    for i, b in enumerate(bs):
+        calls = twin(LIN, b)[1]
+        # The first call is on zeros, for every example.
+        first = log["."][i] if outside else log["."]
+        np.testing.assert_allclose(first, calls[0], rtol=1e-6)
+        np.testing.assert_allclose(log[".#1"][i], calls[1], rtol=1e-6)
+        np.testing.assert_allclose(log[".#2"][i], calls[2], rtol=1e-6)
 
 
 #

@@ -1,0 +1,11 @@
+import jax
+import numpy as np
+
+
+def assert_close(a, b, rtol=1e-6, atol=None):
+    """Of the same structure and shapes, and close; `atol` is `rtol` if not given."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.shape(x) == np.shape(y)
+        atol_ = rtol if atol is None else atol
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol_)
