@@ -62,31 +62,52 @@ def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
                 f"{type(leaf).__name__}; a log is a pytree of arrays. Return arrays, "
                 "or None for nothing."
             )
+        elif site.backward and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise LogValueError(
+                f"The log_fn of the site {site.key!r} returned a random key, which "
+                "can't be a cotangent, as the log of a backward hook is. Return "
+                "`jax.random.key_data(key)`, or log it in the forward pass."
+            )
     return leaves, treedef
 
 
-def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
-    """The leaves of what a hook returned, which must be like those it was given."""
+def difference(old: Arrays, structure: Any, value: Any) -> tuple[str, str, str] | None:
+    """How a value is unlike the one with these arrays and this structure: in what, and
+    what was expected and got. `None` if it isn't.
+    """
     leaves, new_structure = jtu.tree_flatten(value)
-    what = "cotangent" if site.backward else "value"
     if new_structure != structure:
-        raise HookShapeError(
-            f"The hook_fn of the site {site.key!r} changed the tree structure of its "
-            f"{what}: expected {structure}, got {new_structure}. A hook returns a "
-            "value like the one it was given; what you want to record goes to log_fn."
-        )
+        return "tree structure", str(structure), str(new_structure)
     for x, y in zip(old, leaves, strict=True):
         expected = _shown(x)
         got = _shown(y) if is_array(y) else f"a {type(y).__name__}"
         if got != expected:
-            raise HookShapeError(
-                f"The hook_fn of the site {site.key!r} changed the shape or dtype of "
-                f"its {what}: expected {expected}, got {got}. Keep both, as in "
-                "`lambda x: jnp.broadcast_to(new, x.shape).astype(x.dtype)`."
-            )
+            return "shape or dtype", expected, got
+    return None
+
+
+_INSTEAD = {
+    "tree structure": "A hook returns a value like the one it was given; what you want "
+    "to record goes to log_fn.",
+    "shape or dtype": "Keep both, as in "
+    "`lambda x: jnp.broadcast_to(new, x.shape).astype(x.dtype)`.",
+}
+
+
+def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
+    """The leaves of what a hook returned, which must be like those it was given."""
+    found = difference(old, structure, value)
+    if found is not None:
+        kind, expected, got = found
+        what = "cotangent" if site.backward else "value"
+        raise HookShapeError(
+            f"The hook_fn of the site {site.key!r} changed the {kind} of its {what}: "
+            f"expected {expected}, got {got}. {_INSTEAD[kind]}"
+        )
     # What a hook makes anew is the same on all devices.
     return [
-        _compat.typed_as(y, jax.typeof(x)) for x, y in zip(old, leaves, strict=True)
+        _compat.typed_as(y, jax.typeof(x))
+        for x, y in zip(old, jtu.tree_leaves(value), strict=True)
     ]
 
 

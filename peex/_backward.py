@@ -42,6 +42,7 @@ class _Backward(HookCollector):
             buffers = [zeros(s) for s in info.shapes]
         else:
             buffers = self._buffers(key, info)
+        # One that is the same on all devices gets the sum over these.
         buffers = _compat.as_varying(buffers, info.varying)
         self.made[key] = pack(info.treedef, info.dtypes, buffers)
         return buffers

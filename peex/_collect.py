@@ -10,7 +10,6 @@ stays exactly what it was.
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -62,15 +61,12 @@ class Collector(AbstractListener):
         self.records.append((info, arrays))
 
     def saved(self) -> Callable[[], None]:
-        state = {
-            name: copy.copy(value)
-            for name, value in vars(self).items()
-            if hasattr(type(value), "copy")  # lists, dicts, sets, numberings
-        }
+        # Lists, dicts, sets, numberings.
+        state = {k: x.copy() for k, x in vars(self).items() if hasattr(x, "copy")}
         undo_probes = None if self.probes is None else self.probes.saved()
 
         def undo() -> None:
-            vars(self).update({name: copy.copy(x) for name, x in state.items()})
+            vars(self).update({k: x.copy() for k, x in state.items()})
             if undo_probes is not None:
                 undo_probes()
 

@@ -73,14 +73,10 @@ def attach(
     hook_arrays = [] if info.site.hook is None else next(shared)
     log_arrays = [] if info.site.log is None else next(shared)
     buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
-    # Those that are the same on all devices get the sum over these.
-    axes = _compat.varying(map(jax.typeof, values))
-    buffers = _compat.as_varying(buffers, axes)
     if info.site.only_logs:
-        buffers = [
-            _compat.typed_as(x, jax.typeof(value))
-            for x, value in zip(buffers, values, strict=True)
-        ]
+        # An explicit sharding of a batch axis may be known only here.
+        pairs = zip(buffers, values, strict=True)
+        buffers = [_compat.typed_as(x, jax.typeof(value)) for x, value in pairs]
     varying = _compat.varying(jax.typeof(x) for x in buffers)
     alike = all(
         _compat.varying([jax.typeof(x)]) == varying and x.dtype == b.dtype

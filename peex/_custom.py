@@ -18,7 +18,7 @@ from . import _compat, _compat_jaxprs
 from ._collect import Collector, detached
 from ._lift import evaluate, Feed, Logs, Rule
 from ._primitives import lost
-from ._signature import of_jaxpr, Signature
+from ._signature import IN_RULE, of_jaxpr, Signature
 from ._site import Ask
 
 
@@ -172,9 +172,7 @@ class _Dropping(Collector):
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if info.slot not in self.shared:
-            lost(
-                info.site, "it is inside a derivative rule, and its hook holds arrays."
-            )
+            lost(info.site, IN_RULE)
         return self.shared[info.slot]
 
 

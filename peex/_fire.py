@@ -15,7 +15,6 @@ import jax.tree_util as jtu
 from . import _compat
 from ._act import act, is_array
 from ._collect import Collector
-from ._errors import LogValueError
 from ._log import encoded_shapes
 from ._primitives import ask, lost, mark, tap
 from ._running import running
@@ -188,12 +187,6 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     if site.indexed:
         data = _data(collector, site, arrays, _arrays(site, site.hook))
     logged = _logged(site, structure, arrays, data)
-    if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in logged.leaves):
-        raise LogValueError(
-            f"The log_fn of the site {site.key!r} returned a random key, which can't "
-            "be a cotangent, as the log of a backward hook is. Return "
-            "`jax.random.key_data(key)`, or log it in the forward pass."
-        )
     info = Ask(
         site,
         "log",

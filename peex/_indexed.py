@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, PyTree
 
-from ._act import is_array
+from ._act import difference
 from ._errors import HookShapeError, LogShapeError
 from ._log import Log
 from ._site import Axes
@@ -66,21 +66,10 @@ class _AtStep(AbstractLocal):
     def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
         (chosen,) = data
         new = self.hook(value)
-        if not _alike(new, value):
+        if difference(*jtu.tree_flatten(value), new) is not None:
             return new  # refused as that of any hook is
         pick = lambda new, old: jnp.where(chosen, new, old)
         return jtu.tree_map(pick, new, value)
-
-
-def _alike(new: PyTree, old: PyTree) -> bool:
-    """Whether these have the same tree structure, shapes and dtypes."""
-    leaves, structure = jtu.tree_flatten(new)
-    if structure != jtu.tree_structure(old):
-        return False
-    return all(
-        is_array(x) and (x.shape, x.dtype) == (y.shape, y.dtype)
-        for x, y in zip(leaves, jtu.tree_leaves(old), strict=True)
-    )
 
 
 class AtStep(AbstractIndexedHook):
@@ -160,14 +149,11 @@ class AtStep(AbstractIndexedHook):
 
 
 def _checked_steps(steps: Any) -> Any:
-    if steps is None:
-        return None
+    if steps is None or type(steps) is int:
+        return steps
     if isinstance(steps, list | range):
-        steps = jnp.asarray(list(steps)) if len(steps) else jnp.zeros(0, jnp.int32)
-    elif isinstance(steps, np.integer):
-        steps = int(steps)
-    is_integer = jnp.issubdtype(getattr(steps, "dtype", type(steps)), jnp.integer)
-    if type(steps) is not int and not (hasattr(steps, "dtype") and is_integer):
+        steps = jnp.asarray(list(steps) or np.zeros(0, int))
+    if not jnp.issubdtype(getattr(steps, "dtype", bool), jnp.integer):
         raise TypeError(
             f"AtStep was given steps {steps!r}, which aren't integers. Write the "
             "numbers of the steps, as in `px.AtStep(hook, [1, 3])`; of a mask, "
@@ -179,12 +165,9 @@ def _checked_steps(steps: Any) -> Any:
 def _chosen(key: str, steps: Any, size: int) -> Bool[Array, " steps"]:
     if steps is None:
         return jnp.ones(size, bool)
-    if not isinstance(steps, Tracer):
-        given = np.atleast_1d(np.asarray(steps))
-        outside = given[(given < -size) | (given >= size)]
-    else:
-        outside = np.zeros(0)
-    if outside.size:
+    known = () if isinstance(steps, Tracer) else np.ravel(steps)
+    outside = [step for step in known if not -size <= step < size]
+    if outside:
         raise HookShapeError(
             f"AtStep was given step {outside[0]}, but the loop around the site {key!r} "
             f"has {size} steps: 0 to {size - 1}, or negative ones from the end."

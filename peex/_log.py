@@ -130,8 +130,6 @@ class Numbering:
         new._seen, new._given = dict(self._seen), dict(self._given)
         return new
 
-    __copy__ = copy
-
     def next(self, site: Site) -> int:
         """How many calls of the site there were before this one."""
         n = self._seen[site.key] = self._seen.get(site.key, -1) + 1
