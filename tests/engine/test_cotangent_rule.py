@@ -23,7 +23,9 @@ close = ft.partial(assert_close, rtol=1e-5, atol=1e-6)
 
 NOTHING = {
     "log": {},
+    "norm": {"log_fn": px.NormLog()},
     "steps": {"log_fn": lambda c: jnp.sign(c).astype(int)},
+    "hook": {"hook_fn": lambda c: 1.0 * c},
     "trained hook": {"hook_fn": px.AddHook(jnp.zeros(4)), "where": "layers.0"},
     "pre": {"hook_fn": lambda cs: cs, "log_fn": px.NormLog(), "pre_hook": True},
 }
