@@ -35,8 +35,8 @@ def act(
     **Raises:** `HookShapeError`, `LogValueError`.
     """
     arrays = list(arrays)
-    # NumPy's pass by as they are, but are given to hooks and logs as what they are to
-    # JAX.
+    # NumPy's pass by as they are if nothing changes them, but are given to hooks and
+    # logs as what they are to JAX.
     seen = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
     if site.only_logs:
         return arrays, seen, structure
@@ -44,7 +44,9 @@ def act(
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
         value = hook(value, data) if site.indexed else hook(value)
-        arrays = _check(site, seen, structure, value)
+        new = _check(site, seen, structure, value)
+        pairs = zip(arrays, seen, new, strict=True)
+        arrays = [old if y is x else y for old, x, y in pairs]
     if site.log is None:
         return arrays, [], jtu.tree_structure(None)
     logs, treedef = _log_leaves(site, site.log.thaw(log_arrays)(value))
@@ -106,7 +108,7 @@ def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
         )
     # What a hook makes anew is the same on all devices.
     return [
-        _compat.typed_as(y, jax.typeof(x))
+        _compat.as_weak_as(_compat.typed_as(y, jax.typeof(x)), jax.typeof(x))
         for x, y in zip(old, jtu.tree_leaves(value), strict=True)
     ]
 

@@ -16,6 +16,7 @@ from ._log import buffers_of, Log, Numbering, pack, shown, shown_as
 from ._logs import IdentityLog
 from ._plan import Method, Plan, plan
 from ._site import Ask
+from ._values import eval_shape
 from ._walk import AbstractWrapper
 from ._wrap import run
 
@@ -156,7 +157,7 @@ class BackwardHook(AbstractWrapper):
             _, collector = _run(hooked, None, args, kwargs)
             return Log(collector.made)
 
-        shapes = eqx.filter_eval_shape(log, self, args, kwargs)
+        shapes = eval_shape(log, self, args, kwargs)
         log_ = jtu.tree_map(zeros, shapes)
         is_log = lambda x: x is None or isinstance(x, Log)
         return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)

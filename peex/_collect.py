@@ -10,13 +10,15 @@ stays exactly what it was.
 """
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import _compat
+from . import _compat, _compat_frames
 from ._cotangent import attach
 from ._primitives import ask_p, lost, mark_p
-from ._running import AbstractListener, only_running, Speaking, started
+from ._group import Prefix
+from ._running import AbstractListener, Call, only_running, Speaking, started
 from ._signature import EMPTY, excuse, of_primitive, Signature
 from ._site import Ask, Site, Tap
 
@@ -24,7 +26,7 @@ from ._site import Ask, Site, Tap
 # Why nothing arrived of a site that ran.
 UNHEARD = (
     "it ran in a function whose result isn't part of this program, as under "
-    "`jax.eval_shape` or `jax.linear_transpose`, or in a `jax.pure_callback`."
+    "`jax.linear_transpose`."
 )
 
 
@@ -37,6 +39,9 @@ class Collector(AbstractListener):
     - `probes`: what it does at a `px.probe`, `None` for nothing.
     - `missed`: of named values that weren't found inside of their module, by key: the
         names that are there, and what hides the name.
+    - `groups`: the layers that share one name (see `_group.py`).
+    - `frame`: that of the call: what is on the stack above it is the model.
+    - `at_end`: what is to be done when the call ends.
     """
 
     # Whether it listens on the trace on which the call began.
@@ -47,8 +52,13 @@ class Collector(AbstractListener):
     # Whether it brings nothing out, so that a primitive without a rule may hold sites.
     silent = False
 
-    def __init__(self, depth: int):
+    def __init__(self, depth: int, call: Call | None = None):
         self.depth = depth
+        self.call = call or Call()
+        self.stages = False
+        self.groups: list[Prefix] = []
+        self.frame: types.FrameType | None = None
+        self.at_end: list[Callable[[], None]] = []
         self.records: list[tuple[Tap, list[Any]]] = []
         self.spoke: dict[str, Site] = {}
         self.heard: set[str] = set()
@@ -72,6 +82,15 @@ class Collector(AbstractListener):
 
         return undo
 
+    def speaks(self, site: Site) -> None:
+        """A site has handed something to JAX, which has to bring it here. Unless this
+        is under `jax.eval_shape`: there nothing runs, of which JAX keeps the result
+        (so the next time not even Python does).
+        """
+        known = site.key in self.spoke or site.key in self.heard
+        if not known and not _compat_frames.is_abstract(self.frame):
+            self.spoke[site.key] = site
+
     def check_heard(self) -> None:
         """Whatever ran must have arrived. A function that a library runs on its own,
         or in which JAX drops what isn't used, would lose it in silence.
@@ -85,7 +104,7 @@ class Collector(AbstractListener):
 
     def alike(self) -> "Collector":
         """One that takes the same, and holds nothing of this call."""
-        return Collector(self.depth)
+        return Collector(self.depth, self.call)
 
     def hears(self, site: Site) -> bool:
         """Whether taps of this site come to it."""
@@ -144,6 +163,8 @@ class CollectTrace(_compat.Trace):
         signature = of_primitive(primitive, params)
         if signature is not EMPTY and collector.part(signature):
             from ._lift import can_lift, lift  # evaluate bodies by means of this file
+
+            collector.stages = True
 
             if can_lift(primitive) or not collector.silent:
                 below = self.parent if _compat.is_eval_trace(self.parent) else None

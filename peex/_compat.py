@@ -10,6 +10,7 @@ in `_compat_equinox.py`.)
 """
 
 import functools as ft
+import importlib
 import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ from jax._src.interpreters.ad import (
     primitive_linearizations,
 )
 from jax._src.interpreters.batching import batch_subtrace
+from jax._src.lax.lax import _convert_element_type
 from jax.custom_derivatives import SymbolicZero
 
 from ._compat_jaxprs import debug_info, is_literal
@@ -73,7 +75,32 @@ def hands_on(trace: Trace) -> bool:
 
 
 _BATCHING = {"BatchTrace", "CollectTrace"}  # the latter is peex's own
-_HANDING_ON = _BATCHING | {"JVPTrace", "JaxprTrace", "LinearizeTrace"}
+_HANDING_ON = _BATCHING | {"JVPTrace", "JaxprTrace", "JetTrace", "LinearizeTrace"}
+
+
+class PassingPrimitive(Primitive):
+    """A primitive whose first results are its first operands, and the others constants.
+
+    It learns its rule for `jax.experimental.jet` where it meets that, which is an
+    import of its own.
+    """
+
+    def num_passed(self, params: dict[str, Any]) -> int:
+        """How many of its operands it passes on."""
+        return params.get("num_values", 0)
+
+    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+        if type(_below(trace, {"CollectTrace"})).__name__ == "JetTrace":
+            jet = importlib.import_module("jax.experimental.jet")
+            jet.jet_rules.setdefault(self, ft.partial(self._jet, jet.zero_series))
+        return super().bind_with_trace(trace, args, avals, params)
+
+    def _jet(self, zero: Any, primals: Any, series: Any, **params: Any) -> Any:
+        outs = self.bind(*primals, **params)
+        if not self.multiple_results:
+            return outs, series[0]
+        passed = list(series[: self.num_passed(params)])
+        return outs, [*passed, *[zero] * (len(outs) - len(passed))]
 
 
 def _parent(trace: Any) -> Any:
@@ -91,6 +118,11 @@ def _stages(trace: Any) -> bool:
     return type(trace).__name__ == "DynamicJaxprTrace"
 
 
+def unbatched(trace: Trace) -> Any:
+    """The first trace that doesn't only batch what is bound on it."""
+    return _below(trace, _BATCHING)
+
+
 def is_staging_trace(trace: Trace) -> bool:
     """Whether what is bound on `trace` is written into a jaxpr, batched or not, rather
     than differentiated at once.
@@ -103,14 +135,6 @@ def is_compiled(trace: Any) -> bool:
     the way.
     """
     return _stages(_below(trace, _HANDING_ON))
-
-
-def differentiates(trace: Trace) -> bool:
-    """Whether a function with derivative rules, bound on `trace`, isn't run itself, but
-    its rule (or whether that can't be told).
-    """
-    trace = _below(trace, _BATCHING)
-    return not (is_eval_trace(trace) or _stages(trace))
 
 
 def abandon(error: BaseException) -> None:
@@ -372,6 +396,15 @@ def typed_as(x: Any, shape: Any) -> Any:
         mesh_sharding: Any = mine
         sharding = mesh_sharding.update(spec=jax.sharding.PartitionSpec())
     return jax.sharding.reshard(x, sharding)
+
+
+def as_weak_as(x: Any, shape: Any) -> Any:
+    """An array with the type of a Python number, if another one of its dtype has that:
+    then it doesn't promote what it meets.
+    """
+    if not shape.weak_type or jax.typeof(x).weak_type:
+        return x
+    return _convert_element_type(x, weak_type=True)
 
 
 def is_symbolic_zero(x: object) -> bool:

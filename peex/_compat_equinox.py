@@ -10,6 +10,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.core as jax_core
+import jax.tree_util as jtu
+from equinox._module._flatten import WRAPPER_FIELD_NAMES as WRAPPER_FIELD_NAMES
 from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p
 
 from ._compat_jaxprs import eval_jaxpr, open_jaxpr
@@ -57,6 +59,21 @@ def _with_fields(module: Any, fields: dict[str, Any]) -> Any:
     new = object.__new__(type(module))
     vars(new).update(vars(module) | fields)
     return new
+
+
+def saved_states(tree: Any) -> Callable[[], None]:
+    """What makes the States in a pytree usable once more, after new ones have been made
+    of them.
+    """
+    is_state = lambda x: isinstance(x, eqx.nn.State)
+    leaves = jtu.tree_leaves(tree, is_leaf=is_state)
+    saved = [(x, dict(vars(x))) for x in leaves if is_state(x)]
+
+    def restore() -> None:
+        for state, content in saved:
+            vars(state).update(content)
+
+    return restore
 
 
 def inline_noinline(

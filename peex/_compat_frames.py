@@ -2,10 +2,13 @@
 `_compat.py`: it may change with JAX.
 """
 
+import inspect
+import sys
 import types
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
+import jax.tree_util as jtu
 
 from ._compat import current_traceback
 
@@ -35,6 +38,47 @@ def is_of_jax(code: types.CodeType) -> bool:
 
 
 _JAX = jax.__file__.removesuffix("__init__.py")
+
+
+_MAPS = {inspect.unwrap(f).__code__ for f in (jtu.tree_map, jtu.tree_map_with_path)}
+_EVAL_SHAPE = inspect.unwrap(jax.eval_shape).__code__
+
+
+@no_type_check  # frames are counted
+def mapping_frame(up: int) -> types.FrameType | None:
+    """The frame of `jax.tree.map`, if it is this that called, by way of JAX's C++, what
+    is `up` frames above this one.
+    """
+    frame: Any = sys._getframe(up)
+    if frame.f_code.co_name == "<listcomp>":  # a frame of its own up to Python 3.11
+        frame = frame.f_back
+    return frame if frame.f_code in _MAPS else None
+
+
+def is_abstract(until: types.FrameType | None) -> bool:
+    """Whether a `jax.eval_shape` runs, which was called above this frame."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame is not until:
+        if frame.f_code is _EVAL_SHAPE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def in_callback() -> bool:
+    """Whether a function runs that a compiled program calls."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in _CALLBACKS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CALLBACKS = {
+    inspect.unwrap(f).__code__.co_filename
+    for f in (jax.pure_callback, jax.debug.callback)
+}
 
 
 def function_of(jaxpr: Any) -> tuple[str, int] | None:

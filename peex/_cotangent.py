@@ -42,11 +42,13 @@ class Pull:
 
     The arguments of the primitive are the arrays of the value, the buffers, and what
     hook and log are given: the arrays of each, and data. `sizes` are how many there are
-    of the first four.
+    of the first four. `places` are, for each place of the structure, which array is
+    there.
     """
 
     site: Site
     structure: Any
+    places: tuple[int, ...]
     sizes: tuple[int, int, int, int]
     batches: tuple[Batch, ...]
 
@@ -73,22 +75,27 @@ def attach(
     hook_arrays = [] if info.site.hook is None else next(shared)
     log_arrays = [] if info.site.log is None else next(shared)
     buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
+    at_places = [values[i] for i in info.places]
     if info.site.only_logs:
         # An explicit sharding of a batch axis may be known only here.
-        pairs = zip(buffers, values, strict=True)
+        pairs = zip(buffers, at_places, strict=True)
         buffers = [_compat.typed_as(x, jax.typeof(value)) for x, value in pairs]
     varying = _compat.varying(jax.typeof(x) for x in buffers)
     alike = all(
         _compat.varying([jax.typeof(x)]) == varying and x.dtype == b.dtype
-        for x, b in zip(values, buffers, strict=False)
+        for x, b in zip(at_places, buffers, strict=False)
     )
     if info.site.only_logs and alike:
-        return [tie_p.bind(x, b) for x, b in zip(values, buffers, strict=True)]
+        tied = list(values)
+        for i, buffer in zip(info.places, buffers, strict=True):
+            tied[i] = tie_p.bind(tied[i], buffer)
+        return tied
     arrays = [*hook_arrays, *log_arrays]
     given = (False,) * len(arrays) + (True,) * len(data)
     pull = Pull(
         info.site,
         info.structure,
+        info.places,
         (len(values), len(buffers), len(hook_arrays), len(log_arrays)),
         tuple(
             Batch(size, name, given)
@@ -114,7 +121,9 @@ def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
     _, _, *given = pull.split(args)
 
     def one(cotangents: Any, given: Any) -> tuple[list[Any], list[Any]]:
-        new, logs, _ = act(pull.site, pull.structure, cotangents, *given)
+        at_places = [cotangents[i] for i in pull.places]
+        new, logs, _ = act(pull.site, pull.structure, at_places, *given)
+        new = [new[pull.places.index(i)] for i in range(len(cotangents))]
         return new, encode(logs)
 
     # Hook and log see one example, as the site does in the forward pass.
@@ -150,7 +159,12 @@ def _pull_batch(
     return pull_p.bind(*linear, *given, pull=pull), [0] * pull.sizes[0]
 
 
-pull_p = _compat.Primitive("peex_pull")
+class _PullPrimitive(_compat.PassingPrimitive):
+    def num_passed(self, params: dict[str, Any]) -> int:
+        return params["pull"].sizes[0]
+
+
+pull_p = _PullPrimitive("peex_pull")
 pull_p.multiple_results = True
 pull_p.def_impl(lambda *args, pull: list(args[: pull.sizes[0]]))
 pull_p.def_abstract_eval(lambda *args, pull: list(args[: pull.sizes[0]]))
@@ -173,7 +187,7 @@ def _tie_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
     return tie_p.bind(value, buffer), 0
 
 
-tie_p = _compat.Primitive("peex_tie")
+tie_p = _compat.PassingPrimitive("peex_tie")
 tie_p.def_impl(lambda value, buffer: value)
 tie_p.def_abstract_eval(lambda value, buffer: value)
 _compat.primitive_jvps[tie_p] = _tie_jvp

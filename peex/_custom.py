@@ -18,6 +18,7 @@ from . import _compat, _compat_jaxprs
 from ._collect import Collector, detached
 from ._lift import evaluate, Feed, Logs, Rule
 from ._primitives import lost
+from ._running import Call
 from ._signature import IN_RULE, of_jaxpr, Signature
 from ._site import Ask
 
@@ -155,7 +156,7 @@ def custom_vjp(
 
 def _inside_rule(whose: Collector, shared: dict[str, Any]) -> Any:
     """Sites that run inside of a rule hand nothing out: the function itself does."""
-    return detached(_Dropping(whose.depth, shared))
+    return detached(_Dropping(whose.depth, whose.call, shared))
 
 
 class _Dropping(Collector):
@@ -163,12 +164,12 @@ class _Dropping(Collector):
 
     silent = True
 
-    def __init__(self, depth: int, shared: dict[str, Any]):
-        super().__init__(depth)
+    def __init__(self, depth: int, call: Call, shared: dict[str, Any]):
+        super().__init__(depth, call)
         self.shared = shared
 
     def alike(self) -> Collector:
-        return _Dropping(self.depth, {})
+        return _Dropping(self.depth, self.call, {})
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if info.slot not in self.shared:

@@ -4,6 +4,7 @@ This is Python at the call site, under whatever transformation is active there, 
 collectives, batching and control flow behave as they do in the model's own code.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,32 +13,77 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from . import _compat
+from . import _compat, _compat_frames
 from ._act import act, is_array
 from ._collect import Collector
 from ._log import encoded_shapes
 from ._primitives import ask, lost, mark, tap
-from ._running import running
+from ._running import Call, running
 from ._site import Ask, ask_arrays, Axes, Frozen, Mark, Path, Site, Tap
+from ._values import hidden_arrays, is_state, with_arrays
 
 
 def call(
     sites: Sequence[Site | Path],
+    calls: Sequence[Call | None],
     fn: Callable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Calls `fn` with the sites around it, those of the outermost wrapper outermost.
+    `calls` are the hooked calls that were running when the module was made.
 
     Where that is compiled, its operations carry the key of the module in their names,
     so that a profile names the layers.
     """
+    sites = [site for site in sites if _is_spoken_to(site, calls)]
     if not sites:
         return fn(*args, **kwargs)
-    if not _compat.is_compiled(_compat.current_trace()):
+    acting = next((s for s in sites if isinstance(s, Site)), None)
+    if acting is None or not _compat.is_compiled(_compat.current_trace()):
         return _call(sites, fn, args, kwargs)
-    with jax.named_scope(sites[0].module):
+    with jax.named_scope(acting.module):
         return _call(sites, fn, args, kwargs)
+
+
+def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
+    """Whether the hooked call that a module was instrumented for is the one that is
+    running at the depth of its site.
+
+    **Raises:** `SiteLostError` if it isn't, and the hook can't act or the value can't
+    be brought there.
+    """
+    listener = running(site.depth)
+    mine = calls[site.depth] if site.depth < len(calls) else None
+    if listener is not None and listener.call is mine:
+        return True
+    if isinstance(site, Path):
+        return False
+    if mine is not None and not mine.ended:
+        if mine.thread != threading.get_ident():
+            lost(
+                site,
+                "it ran on another thread than the hooked call, which knows nothing of "
+                "it. Run it on the same thread, as in `list(map(f, xs))`.",
+            )
+        return False  # in a derivative rule, where another wrapper is listened to
+    if _compat.is_eval_trace(_compat.current_trace()) and (
+        _compat_frames.in_callback() or (mine is None and listener is None)
+    ):
+        lost(
+            site,
+            "it ran outside of the hooked call, in a function that a compiled program "
+            "calls, as `jax.pure_callback` does.",
+        )
+    if mine is None:
+        return False  # in a derivative rule: the function that it is of is heard
+    if site.hook is not None and (site.hook.shapes or site.indexed):
+        lost(
+            site,
+            "it ran after the hooked call had ended (in a derivative rule or a "
+            "function that the model returned), where its hook's arrays don't exist.",
+        )
+    return False
 
 
 def _call(
@@ -67,18 +113,15 @@ def _call(
     if site.pre:
         return _call(rest, fn, _fire(site, args), kwargs)
     out = _call(rest, fn, args, kwargs) if rest else fn(*args, **kwargs)
-    if type(out) is tuple and len(out) == 2 and _is_state(out[1]):
+    if type(out) is tuple and len(out) == 2 and is_state(out[1]):
         # A stateful layer: the state isn't what it computed.
-        return _fire(site, out[0]), out[1]
+        new = _fire(site, out[0])
+        return out if new is out[0] else (new, out[1])
     return _fire(site, out)
 
 
 _NO_AXES = Axes()
 _ONE_ARRAY = jtu.tree_structure(0)
-
-
-def _is_state(x: object) -> bool:
-    return isinstance(x, eqx.nn.State)
 
 
 def _fire(site: Site, value: Any) -> Any:
@@ -93,17 +136,30 @@ def _fire(site: Site, value: Any) -> Any:
     keep = _is_differentiable if site.backward else is_array
     if isinstance(value, jax.Array) and keep(value):
         return fire(site, [value], _ONE_ARRAY)[0]
-    leaves, treedef = jtu.tree_flatten(value, is_leaf=_is_state)
+    leaves, treedef = jtu.tree_flatten(value, is_leaf=is_state)
     kept = [keep(x) for x in leaves]
+    if site.asked:
+        _check_containers(site, leaves)
     structure = jtu.tree_structure(
         jtu.tree_unflatten(treedef, [0 if k else None for k in kept])
     )
     arrays = [x for x, k in zip(leaves, kept, strict=True) if k]
     arrays = iter(fire(site, arrays, structure))
-    return jtu.tree_unflatten(
-        treedef,
-        [next(arrays) if k else x for x, k in zip(leaves, kept, strict=True)],
-    )
+    new = [next(arrays) if k else x for x, k in zip(leaves, kept, strict=True)]
+    return with_arrays(value, leaves, new)
+
+
+def _check_containers(site: Site, leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if hidden_arrays(leaf):
+            name = type(leaf).__name__
+            lost(
+                site,
+                f"its value holds a {name}, which isn't a pytree, with arrays in it "
+                "that neither JAX nor a hook sees. Register the type, as with "
+                f"`jax.tree_util.register_dataclass({name})`, or return a dict or an "
+                "Equinox module.",
+            )
 
 
 def _is_differentiable(x: object) -> bool:
@@ -112,19 +168,17 @@ def _is_differentiable(x: object) -> bool:
 
 def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     hook_arrays, log_arrays = _arrays(site, site.hook), _arrays(site, site.log)
-    collector = running(site.depth)
+    collector: Any = running(site.depth)
     data = _data(collector, site, arrays, hook_arrays)
     arrays, logs, treedef = act(site, structure, arrays, hook_arrays, log_arrays, data)
-    if collector is None or (site.log is None and not site.watched):
-        # There is no collector in a derivative rule of the model's own, which JAX
-        # runs after the hooked call has ended.
-        return arrays
     info = Tap(site, treedef, _NO_AXES)
     if _compat.current_trace() is collector.trace:
         collector.record(info, logs)
-        return arrays
-    collector.spoke[site.key] = site
-    return tap(arrays, logs, info)
+    else:
+        collector.speaks(site)
+        # Its results aren't used: the value goes on as the very objects that it is.
+        tap(arrays, logs, info)
+    return arrays
 
 
 def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
@@ -133,11 +187,12 @@ def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
     """
     if frozen is None or not frozen.shapes:
         return ()
-    return _ask(running(site.depth), (), ask_arrays(site, frozen))
+    collector: Any = running(site.depth)
+    return _ask(collector, (), ask_arrays(site, frozen))
 
 
 def _data(
-    collector: Collector | None, site: Site, arrays: Sequence[Any], hook_arrays: Any
+    collector: Collector, site: Site, arrays: Sequence[Any], hook_arrays: Any
 ) -> Sequence[Any]:
     """What an indexed hook is given for this call, step and example."""
     if not site.indexed or site.hook is None:
@@ -163,25 +218,17 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return shape.update(dtype=jax.dtypes.canonicalize_dtype(shape.dtype))
 
 
-def _ask(
-    collector: Collector | None, anchors: Sequence[Any], info: Ask
-) -> Sequence[Any]:
-    if collector is None:
-        lost(
-            info.site,
-            "it ran after the hooked call had ended (in a derivative rule or a "
-            "function that the model returned), where its hook's arrays don't exist.",
-        )
+def _ask(collector: Collector, anchors: Sequence[Any], info: Ask) -> Sequence[Any]:
     if _compat.current_trace() is collector.trace:
         return collector.supply(info)
     if not info.shared:
-        collector.spoke[info.site.key] = info.site
+        collector.speaks(info.site)
     return ask(anchors, info)
 
 
 def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
-    collector = running(site.depth)
-    if collector is None or collector.silent:
+    collector: Any = running(site.depth)
+    if collector.silent:
         return arrays
     data: Sequence[Any] = ()
     if site.indexed:
@@ -196,8 +243,14 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
         dtypes=tuple(x.dtype for x in logged.leaves),
     )
     buffers = _ask(collector, arrays, info)
-    info = Mark(site, structure, len(buffers))
-    return mark(arrays, [*buffers, *data], info)
+    if site.hook is None and site.log is None:
+        return arrays  # it is known now that it ran
+    # An array that is there twice stays one, with one cotangent.
+    unique = list({id(x): x for x in arrays}.values())
+    order = [id(x) for x in unique]
+    places = tuple(order.index(id(x)) for x in arrays)
+    marked = mark(unique, [*buffers, *data], Mark(site, structure, places, len(buffers)))
+    return [marked[i] for i in places]
 
 
 def _logged(

@@ -1,28 +1,24 @@
 """Whatever was asked for explicitly must have run, and the error says why it didn't."""
 
-from collections.abc import Iterable
-from typing import NoReturn
+import types
+from collections.abc import Collection
+from typing import Any, NoReturn
 
 from ._collect import Collector
-from ._errors import SiteNotFiredError
+from ._errors import SiteLostError, SiteNotFiredError
+from ._group import grouped
+from ._plan import Plan
 from ._select import key_matches, nearest
 
 
-def check_fired(
-    asked: Iterable[tuple[str, set[str]]],
-    probed: Iterable[tuple[str, str]],
-    collector: Collector,
-) -> None:
-    """**Arguments:**
-
-    - `asked`: what `where` asks for, and the keys that it chose.
-    - `probed`: patterns of `hook_fn` and `log_fn` that only a probe can match.
-    - `collector`: that of the run.
+def check_fired(plan: Plan, collector: Collector) -> None:
+    """Raises if something that was asked for by name didn't run.
 
     **Raises:** `SiteNotFiredError`.
     """
-    heard, probes = collector.heard, collector.probes.fired
-    for name, keys in asked:
+    heard, probes, groups = collector.heard, collector.probes.fired, collector.groups
+    for name, chosen in plan.asked:
+        keys = {*chosen, *(grouped(key, groups) for key in chosen)}
         # Of a pattern for names, the probes that matched it.
         as_probes = {
             k for k, site in probes.items() if key_matches(name, k, site.suffix)
@@ -31,15 +27,13 @@ def check_fired(
             missed = [collector.missed[key] for key in keys & set(collector.missed)]
             if missed:
                 _no_such_name(name, missed)
-            shown = ", ".join(repr(k) for k in sorted(keys)[:5])
-            raise SiteNotFiredError(
-                f"`where={name!r}` was asked for, but nothing of it ran in this call: "
-                f"{shown} {'was' if len(keys) == 1 else 'were'} never called. Perhaps "
-                "the parameters are read without a call, or another method runs it, or "
-                "a branch in Python wasn't taken. Sites that ran: "
-                f"{', '.join(repr(k) for k in sorted(heard)[:5]) or 'none'}."
-            )
-    for what, pattern in probed:
+            _not_run(f"`where={name!r}` was asked for, but nothing of it", chosen, heard)
+    for what, pattern, chosen in plan.acting:
+        keys = {*chosen, *(grouped(key, groups) for key in chosen)}
+        if not keys & heard:
+            subject = f"The pattern {pattern!r} of `{what}` chooses sites, but none"
+            _not_run(subject, chosen, heard)
+    for what, pattern in plan.probed:
         if not any(key_matches(pattern, k, site.suffix) for k, site in probes.items()):
             raise SiteNotFiredError(
                 f"The pattern {pattern!r} of `{what}` matches no `px.probe` that ran "
@@ -47,6 +41,36 @@ def check_fired(
                 "operation or a function inside of a module has to be named in `where` "
                 "too."
             )
+
+
+_LAZY = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map)
+
+
+def refuse_lazy(out: Any) -> None:
+    """Raises if the model has returned before it ran.
+
+    **Raises:** `SiteLostError`.
+    """
+    if isinstance(out, _LAZY):
+        close = getattr(out, "close", None)
+        if close is not None:
+            close()  # a coroutine warns if it never ran
+        raise SiteLostError(
+            f"The model returned a {type(out).__name__}, whose values are computed "
+            "after the hooked call has ended. Take them inside of it, as with "
+            "`method=lambda model, *args: list(model(*args))`."
+        )
+
+
+def _not_run(subject: str, keys: Collection[str], heard: Collection[str]) -> NoReturn:
+    shown = ", ".join(repr(k) for k in sorted(keys)[:5])
+    raise SiteNotFiredError(
+        f"{subject} ran in this call: {shown} {'was' if len(keys) == 1 else 'were'} "
+        "never called. Perhaps the parameters are read without a call (or only the "
+        "shape is asked for, by `jax.eval_shape`), or another method runs it, or a "
+        "branch in Python wasn't taken. Sites that ran: "
+        f"{', '.join(repr(k) for k in sorted(heard)[:5]) or 'none'}."
+    )
 
 
 def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoReturn:

@@ -12,6 +12,7 @@ from ._hooks import IdentityHook
 from ._log import Log, Numbering
 from ._logs import IdentityLog
 from ._plan import Method, Plan, plan
+from ._values import eval_shape
 from ._walk import AbstractWrapper
 from ._wrap import run
 
@@ -155,7 +156,7 @@ class ForwardHook(AbstractWrapper):
         [`peex.LogTooLargeError`][]: the log would take more than `max_bytes`.
         """
         if self.plan.max_bytes is not None:
-            _, log = eqx.filter_eval_shape(_run, self, args, kwargs)
+            _, log = eval_shape(_run, self, args, kwargs)
             check_size(log, self.plan.max_bytes)
         return _run(self, args, kwargs)
 

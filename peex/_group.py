@@ -1,12 +1,13 @@
 """Layers that the forward pass itself stacks share one name.
 
 A model that does `jax.tree.map(stack, *self.layers)`, to scan over its layers, needs
-layers of one structure; but each carries its own name there. JAX refuses, and shows the
-two structures. From the names in them it follows which layers go together: they are
-given one name, `layers.*`, and the call is made again.
+layers of one structure; but each carries its own name there. Where `jax.tree.map`
+brings layers together whose names differ in their number alone, what it makes is given
+one name, `layers.*` (see `_site_map.py`).
 """
 
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ._errors import SiteLostError
@@ -17,7 +18,7 @@ Prefix = tuple[str, ...]
 # As `Site.__repr__` writes them.
 _SITE = re.compile(r"<site ([^>]*)>")
 # The number of a layer, and behind it its method or the name of a value inside.
-_NUMBER = re.compile(r"^(\d+)($|[:/].*)")
+_NUMBER = re.compile(r"^(\d+|\*)($|[:/].*)")
 
 
 def named(error: Exception) -> list[str]:
@@ -25,22 +26,24 @@ def named(error: Exception) -> list[str]:
     return list(dict.fromkeys(_SITE.findall(str(error))))
 
 
-def stacked(error: Exception) -> Prefix | None:
-    """What the keys of the layers have in front of their number, if `error` is JAX's
-    refusal to bring layers with different names together.
+def common(first: str, second: str) -> Prefix | None:
+    """What two keys have in front of the number in which they differ; `None` if they
+    differ in something else.
     """
-    keys = [key.split(".") for key in named(error)]
-    if len(keys) < 2:
+    a, b = first.split("."), second.split(".")
+    if len(a) != len(b):
         return None
-    first, second = keys[:2]
-    for i, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            numbered = _NUMBER.match(a) and _NUMBER.match(b)
-            return tuple(first[:i]) if numbered else None
-    return None
+    places = [i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]]
+    if len(places) != 1:
+        return None
+    (i,) = places
+    numbers = _NUMBER.match(a[i]), _NUMBER.match(b[i])
+    if None in numbers or numbers[0][2] != numbers[1][2]:  # pyright: ignore[reportOptionalSubscript]
+        return None
+    return tuple(a[:i])
 
 
-def grouped(key: str, prefixes: set[Prefix]) -> str:
+def grouped(key: str, prefixes: Sequence[Prefix]) -> str:
     """The key, with `*` for the number behind each of these."""
     parts = key.split(".")
     for prefix in prefixes:
@@ -51,7 +54,7 @@ def grouped(key: str, prefixes: set[Prefix]) -> str:
 
 
 def refuse(error: Exception) -> NoReturn:
-    """Explains a refusal that can't be helped by sharing a name."""
+    """Explains JAX's refusal to bring modules with different sites together."""
     keys = ", ".join(repr(key) for key in named(error))
     raise SiteLostError(
         f"The model brings modules of different structure together, among them {keys}: "

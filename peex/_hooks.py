@@ -59,8 +59,14 @@ def _per_array(fn: Callable[[Any], Any], value: PyTree[Any]) -> PyTree[Any]:
     left as they are.
     """
 
+    known: dict[int, Any] = {}
+
     def one(x: Any) -> Any:
-        return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else fn(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            return x
+        if id(x) not in known:  # one array that is there twice stays one
+            known[id(x)] = fn(x)
+        return known[id(x)]
 
     return jtu.tree_map(one, value)
 

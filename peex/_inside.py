@@ -7,6 +7,7 @@ and which equations make it, is found in `_names.py`.
 """
 
 import dataclasses
+import fnmatch
 import functools as ft
 import inspect
 import threading
@@ -38,6 +39,8 @@ def call(
     """Calls `fn`, a method of a module or a function, with these sites inside."""
     forward = trace(sites[0].key, fn, args, kwargs)
     names = forward.names
+    probes = {s for s in sites if _is_probe(s)}  # heard while it was traced
+    sites = [s for s in sites if s not in probes]
     wanted = {name: name in names.equations for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
     counts: dict[str, int] = {}
     level = forward.level(wanted, counts)
@@ -48,6 +51,15 @@ def call(
         if counts.get(name, -1) < (index or 0) and collector is not None:
             collector.missed[site.key] = forward.seen(name)
     return forward.run(level, ft.partial(_fire_all, sites))
+
+
+def _is_probe(site: Site) -> bool:
+    """Whether its name is that of a probe which the call has just met."""
+    collector = running(site.depth)
+    if collector is None or collector.probes is None or site.inside is None:
+        return False
+    _, met = collector.probes.running[-1]
+    return any(fnmatch.fnmatchcase(name, site.inside[0]) for name in met)
 
 
 def _fire_all(sites: Sequence[Site], found: Found, value: Any) -> Any:

@@ -10,22 +10,29 @@ module: `vmap`, `scan`, `jit`, `checkpoint`. The user's model is never changed.
 import abc
 import dataclasses
 import functools as ft
+import inspect
+import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, no_type_check
 
 import equinox as eqx
 import jax.tree_util as jtu
 
-from . import _fire
+from . import _compat_equinox, _fire
+from ._running import running_calls
 from ._site import Path, Site
+from ._site_map import SiteMap
 from ._walk import children, is_function, stands_in
 
 
 # From a method's name to the sites around it, those of outer wrappers first.
 Sites = Mapping[str, tuple[Site | Path, ...]]
 _ATTRIBUTE = "__peex_sites__"
+# The hooked calls that were running when an object was made. Not in its structure.
+_CALLS = "__peex_calls__"
 
 
 class Instrumented:
@@ -43,20 +50,35 @@ def _dict(module: Any) -> dict[str, Any]:
     return object.__getattribute__(module, "__dict__")
 
 
-class _Function(eqx.Module):
-    """A function-valued leaf with sites around it."""
+class _Function:
+    """A function-valued leaf with sites around it. A pytree without leaves."""
 
-    fn: Callable = eqx.field(static=True)
-    sites: tuple[Site | Path, ...] = eqx.field(static=True)
+    def __init__(self, fn: Callable, sites: SiteMap):
+        self.fn = fn
+        self.sites = sites
+        self.calls = running_calls()
+        ft.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _fire.call(self.sites, self.fn, args, kwargs)
+        sites = self.sites["__call__"]
+        return _fire.call(sites, self.calls, self.fn, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "fn"), name)
+
+
+jtu.register_pytree_node(
+    _Function,
+    lambda function: ((), (function.sites, function.fn)),
+    lambda aux, _: _Function(aux[1], aux[0].taken()),
+)
 
 
 def is_function_site(node: object) -> bool:
-    return isinstance(node, _Function)
+    return type(node) is _Function
 
 
+_lock = threading.Lock()  # around what follows, and all that is put into a subclass
 _subclasses: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 _metaclasses: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
@@ -74,17 +96,41 @@ def _metaclass(meta: type) -> type:
     return _metaclasses[meta]
 
 
-def _subclass(cls: type) -> type:
-    if cls not in _subclasses:
-        _subclasses[cls] = _make_subclass(cls)
-    return _subclasses[cls]
+def _subclass(cls: type, methods: Sites) -> type:
+    """The subclass of `cls`, with sites around these methods."""
+    with _lock:
+        if cls not in _subclasses:
+            _subclasses[cls] = _make_subclass(cls)
+        sub = _subclasses[cls]
+        for name in methods:
+            if name not in sub.__dict__:
+                setattr(sub, name, _method(sub, name))
+        return sub
+
+
+_REPLACE: set[Any] = {
+    getattr(dataclasses, name).__code__
+    for name in ("replace", "_replace")  # the latter from Python 3.13 on
+    if hasattr(dataclasses, name)
+}
 
 
 def _make_subclass(cls: type) -> type:
+    @no_type_check  # the frame that calls is looked at
+    def class_(self: Any) -> Any:
+        """The original class; but what `dataclasses.replace` makes has the sites."""
+        frame: Any = sys._getframe(1)
+        if frame.f_code.co_name == "__getattribute__":  # Equinox's
+            frame = frame.f_back
+        if frame.f_code in _REPLACE:
+            return ft.partial(_replaced, self)
+        return cls
+
     namespace = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
+        "__class__": property(class_),
         "__peex_original__": cls,
     }
     if cls.__hash__ is eqx.Module.__hash__:
@@ -96,19 +142,17 @@ def _make_subclass(cls: type) -> type:
     fields = dataclasses.fields(cls)
     static = tuple(f.name for f in fields if f.metadata.get("static", False))
     dynamic = tuple(f.name for f in fields if not f.metadata.get("static", False))
+    # What else Equinox keeps; all others, as what `functools.cached_property` stores,
+    # is of this one object.
+    kept = (*static, *_compat_equinox.WRAPPER_FIELD_NAMES)
 
     def flatten(self: Any) -> tuple[Any, Any]:
         values = _dict(self)
         return (
-            tuple(values.get(name, _missing) for name in dynamic),
+            tuple([values.get(name, _missing) for name in dynamic]),
             (
                 values[_ATTRIBUTE],
-                tuple(values.get(name, _missing) for name in static),
-                tuple(
-                    (k, v)
-                    for k, v in values.items()
-                    if k not in dynamic and k not in static and k != _ATTRIBUTE
-                ),
+                tuple([values.get(name, _missing) for name in kept]),
             ),
         )
 
@@ -117,16 +161,17 @@ def _make_subclass(cls: type) -> type:
         keys = (jtu.GetAttrKey(name) for name in dynamic)
         return tuple(zip(keys, values, strict=True)), aux
 
+    @no_type_check
     def unflatten(aux: Any, values: Any) -> Any:
-        sites, static_values, others = aux
+        sites, others = aux
         self = object.__new__(sub)
         attributes = _dict(self)
-        attributes[_ATTRIBUTE] = sites
-        attributes.update(zip(dynamic, values, strict=True))
-        attributes.update(zip(static, static_values, strict=True))
-        attributes.update(others)
-        for name in [k for k, v in attributes.items() if v is _missing]:
-            del attributes[name]
+        attributes[_ATTRIBUTE] = sites.taken()
+        attributes[_CALLS] = running_calls()
+        for names, given in ((dynamic, values), (kept, others)):
+            for name, value in zip(names, given, strict=True):
+                if value is not _missing:
+                    attributes[name] = value
         return self
 
     jtu.register_pytree_with_keys(sub, flatten_with_keys, unflatten, flatten)
@@ -152,45 +197,85 @@ def _hash(self: Any) -> int:
     return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
 
 
-def _method(cls: type, name: str) -> Callable:
-    """The method `name` of a subclass of `cls`: the parent's, with its sites around."""
+class _WithoutSelf:
+    """A `staticmethod` or `classmethod` with sites around it, where it is looked up on
+    an instance: on the class it is the user's own.
+    """
+
+    def __init__(self, sub: Any, name: str, original: Any):
+        self._sub, self._name, self._original = weakref.ref(sub), name, original
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        bound = self._original.__get__(None, self._sub().__peex_original__)
+        if instance is None:
+            return bound
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _around(instance, self._name, bound, args, kwargs)
+
+        return ft.wraps(bound)(call)
+
+
+def _around(self: Any, name: str, fn: Callable, args: Any, kwargs: Any) -> Any:
+    attributes = _dict(self)
+    sites = attributes[_ATTRIBUTE].get(name, ())
+    return _fire.call(sites, attributes.get(_CALLS, ()), fn, args, kwargs)
+
+
+def _method(sub: Any, name: str) -> Any:
+    """The method `name` of a subclass: the parent's, with its sites around."""
+    cls = sub.__peex_original__
+    found = inspect.getattr_static(cls, name)
+    if isinstance(found, staticmethod | classmethod):
+        return _WithoutSelf(sub, name, found)
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         original = getattr(cls, name)
         if type(original) is types.FunctionType:
             original = ft.partial(original, self)
         else:
-            original = getattr(super(_subclass(cls), self), name)
-        sites = _dict(self)[_ATTRIBUTE].get(name, ())
-        return _fire.call(sites, original, args, kwargs)
+            original = getattr(super(sub, self), name)
+        return _around(self, name, original, args, kwargs)
 
     return ft.wraps(getattr(cls, name))(method)
-
-
-class _SiteMap(dict[str, tuple[Site | Path, ...]]):
-    """A mapping that can be part of a pytree structure."""
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.items()))
 
 
 def _attach(node: Any, sites: Sites) -> Any:
     """One module with sites; those that it has already stay outside the new ones."""
     if is_function(node):
-        return _Function(node, sites["__call__"])
+        return _Function(node, SiteMap(sites))
     if isinstance(node, _Function):
-        return _Function(node.fn, node.sites + sites["__call__"])
-    attributes = _dict(node)
-    merged = dict(attributes.get(_ATTRIBUTE, {}))
-    sub = type(node) if isinstance(node, Instrumented) else _subclass(type(node))
-    for name, added in sites.items():
+        return _Function(node.fn, _with(node.sites, sites))
+    return _sited(node, _with(_dict(node).get(_ATTRIBUTE, {}), sites))
+
+
+def _with(old: Sites, new: Sites) -> SiteMap:
+    merged = SiteMap(old)
+    for name, added in new.items():
         merged[name] = merged.get(name, ()) + added
-        if name not in sub.__dict__:
-            setattr(sub, name, _method(sub.__peex_original__, name))
+    return merged
+
+
+def _sited(node: Any, sites: SiteMap) -> Any:
+    """A copy of a module with these sites."""
+    cls = type(node)
+    original = cls.__peex_original__ if issubclass(cls, Instrumented) else cls
+    sub = _subclass(original, sites)
     new = object.__new__(sub)
-    _dict(new).update(attributes)
-    _dict(new)[_ATTRIBUTE] = _SiteMap(merged)
+    attributes = _dict(new)
+    names = [f.name for f in dataclasses.fields(original)]
+    for name in (*names, *_compat_equinox.WRAPPER_FIELD_NAMES):
+        if name in _dict(node):
+            attributes[name] = _dict(node)[name]
+    attributes[_ATTRIBUTE] = sites
+    attributes[_CALLS] = running_calls()
     return new
+
+
+def _replaced(self: Any, **changes: Any) -> Any:
+    """What `dataclasses.replace` makes of a module with sites."""
+    new = type(self).__peex_original__(**changes)
+    return _sited(new, _dict(self)[_ATTRIBUTE])
 
 
 def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
@@ -208,6 +293,38 @@ def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
         return node if mine is None else _attach(node, mine)
 
     return visit((), model)
+
+
+def stand_still(instrumented: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call, with those that are like the model (its frozen half, an
+    average of it) made like the instrumented one, but without sites: `equinox.combine`
+    and `jax.tree.map` bring them together as they do without hooks.
+    """
+    root = type(instrumented)
+    original = root.__peex_original__ if issubclass(root, Instrumented) else root
+
+    def one(arg: Any) -> Any:
+        return _still(instrumented, arg) if type(arg) is original else arg
+
+    if not isinstance(instrumented, eqx.Module | dict | list | tuple):
+        return args, kwargs
+    return tuple(map(one, args)), {name: one(arg) for name, arg in kwargs.items()}
+
+
+def _still(like: Any, node: Any) -> Any:
+    original = getattr(type(like), "__peex_original__", type(like))
+    if type(node) is not original:
+        return node
+    mine, others = children((), like), children((), node)
+    if mine is not None and others is not None and len(mine[0]) == len(others[0]):
+        pairs = zip(mine[0], others[0], strict=True)
+        new = [_still(a, b) for (_, a), (_, b) in pairs]
+        if any(x is not child for x, (_, child) in zip(new, others[0], strict=True)):
+            node = others[1](new)
+    if isinstance(like, Instrumented):
+        sites = _dict(like)[_ATTRIBUTE]
+        return _sited(node, SiteMap(dict.fromkeys(sites, ())))
+    return node
 
 
 class Memo(dict[Any, Any]):
@@ -256,8 +373,9 @@ def strip(tree: Any) -> Any:
         if not isinstance(node, Instrumented):
             return node
         new = object.__new__(type(node).__peex_original__)
-        new.__dict__.update(node.__dict__)
-        del new.__dict__[_ATTRIBUTE]
+        _dict(new).update(_dict(node))
+        for name in (_ATTRIBUTE, _CALLS):
+            del _dict(new)[name]
         leaves, treedef = jtu.tree_flatten(new, is_leaf=is_ours)
         return jtu.tree_unflatten(treedef, [one(x) for x in leaves])
 

@@ -48,11 +48,13 @@ class Rule:
     - `run`: runs it, from its parameters, arguments and a feed, to its outputs and the
         logs, in the order of the signature.
     - `jit_options`: for a primitive that is a jit, the options of `jax.jit`.
+    - `forwards`: for one that hands arguments that it returns on as they are, its body.
     """
 
     signature: Callable[[Params], Signature]
     run: Callable[[Params, Sequence[Any], Feed], tuple[list[Any], Logs]]
     jit_options: Callable[[Params], dict[str, Any]] | None = None
+    forwards: Callable[[Params], Any] | None = None
 
 
 def can_lift(primitive: Any) -> bool:
@@ -92,16 +94,30 @@ def lift(
             outs, logs = run(*args, slots, shared)
     else:
         outs, logs = rule.run(params, args, Feed(slots, shared, collector))
+    # (An eager jit makes new arrays.)
+    if rule.forwards is not None and not (eager and rule.jit_options is not None):
+        outs = _forwarded(rule.forwards(params), args, outs)
     for spec, arrays in zip(signature.taps, logs, strict=True):
         outs = tap(outs, arrays, spec.info)
     return outs
+
+
+def _forwarded(jaxpr: Any, args: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    """Outputs that are arguments are these very objects, as without hooks."""
+    jaxpr, _ = _compat_jaxprs.open_jaxpr(jaxpr)
+    given = dict(zip(jaxpr.invars, args, strict=True))
+    is_literal = _compat_jaxprs.is_literal
+    return [
+        out if is_literal(atom) else given.get(atom, out)
+        for atom, out in zip(jaxpr.outvars, outs, strict=True)
+    ]
 
 
 class _Body(Collector):
     """Collects in the body of a primitive, on behalf of another collector."""
 
     def __init__(self, feed: Feed):
-        super().__init__(feed.whose.depth)
+        super().__init__(feed.whose.depth, feed.whose.call)
         self._slots = iter(feed.slots)
         self._shared = feed.shared
         self._whose = feed.whose

@@ -1,6 +1,7 @@
 """What a wrapper is told, checked against its model once, when it is built."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ class Plan:
 
     - `chosen`: the sites with the names of their hook and log (`None`: nothing).
     - `asked`: what was asked for explicitly, and the keys that it chose.
+    - `acting`: the patterns of dicts of hooks and logs, and the keys at which each acts.
     - `probed`: patterns of a dict of hooks or logs that may be those of probes.
     - `default`: whether `where` was left to choose by itself.
     - `root_method`: the method of the model itself that a call enters by.
@@ -27,6 +29,7 @@ class Plan:
 
     chosen: tuple[tuple[Chosen, str | None, str | None], ...]
     asked: tuple[tuple[str, frozenset[str]], ...]
+    acting: tuple[tuple[str, str, frozenset[str]], ...]
     probed: tuple[tuple[str, str], ...]
     default: bool
     method: Method
@@ -41,8 +44,18 @@ class Plan:
         # At every call of a jitted function that takes a wrapper.
         if self.memo.plan_hash is None:
             others = (self.default, self.root_method, self.pre, self.with_kwargs)
-            self.memo.plan_hash = hash((self.chosen, self.asked, self.method, others))
+            try:
+                method = hash(self.method)
+            except TypeError:  # a module that holds arrays
+                method = hash(type(self.method))
+            self.memo.plan_hash = hash((self.chosen, self.asked, method, others))
         return self.memo.plan_hash
+
+    @functools.cached_property
+    def may_probe(self) -> bool:
+        """Whether a `px.probe` may be a site: it has no arguments."""
+        named = any(chosen.inside is not None for chosen, _, _ in self.chosen)
+        return not self.pre and (self.default or named)
 
     @property
     def logs(self) -> bool:
@@ -89,6 +102,7 @@ def plan(
         )
     probed: list[tuple[str, str]] = []
     acting: dict[str, dict[str, str | None]] = {}
+    patterns_acting: list[tuple[str, str, frozenset[str]]] = []
     for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
         named(what, fn)  # raises early
         patterns = []
@@ -96,10 +110,16 @@ def plan(
             patterns = probe_patterns(model, fn, keys, root_method)
         acting[what] = assign(what, fn, keys, patterns)
         probed += [(what, pattern) for pattern in patterns]
+        for pattern, one in fn.items() if isinstance(fn, dict) else ():
+            name = f"{what}[{pattern!r}]"
+            at = frozenset(key for key, acts in acting[what].items() if acts == name)
+            if one is not None and at:
+                patterns_acting.append((what, pattern, at))
     hooks, logs = acting["hook_fn"], acting["log_fn"]
     return Plan(
         tuple([(c, hooks[key], logs[key]) for c, key in key_of.items()]),
         tuple((name, frozenset(key_of[c] for c in cs)) for name, cs in asked),
+        tuple(patterns_acting),
         tuple(probed),
         where is None,
         method,

@@ -1,14 +1,13 @@
 """`px.probe`: values that the model's own code names.
 
 Outside of hooks a probe is nothing at all. Inside of a hooked call it is a site, whose
-key begins with that of the module whose method is running; so, once a probe has been
-met, the call is made again with every callable module telling its key while it runs.
+key begins with that of the module whose method is running: where a probe may be a site,
+every callable module tells its key while it runs.
 """
 
 import contextlib
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -78,32 +77,17 @@ def probe(x: Value, name: str) -> Value:
     return x
 
 
-class ProbeMet(BaseException):
-    """Ends a run in which modules don't tell their keys. Not an `Exception`: the model
-    mustn't catch it.
-    """
-
-    def __init__(self, probes: "Probes", name: str):
-        super().__init__(name)
-        self.probes = probes
-        self.name = name
-
-
 @dataclasses.dataclass
 class Probes:
-    """What one run of a hooked call does at probes.
+    """What a hooked call does at probes.
 
     - `wanted`: whether a name may be that of a site.
     - `site`: the site, from the key of the module that runs, the name, and which one of
         its name it is in a call of the module; `None` if it isn't chosen.
-    - `known`: the names met in runs before; `None` if modules don't tell their keys.
-    - `all_at_once`: whether it is enough to have met one.
     """
 
     wanted: Callable[[str], bool]
     site: Callable[[str, str, int], Site | None]
-    known: frozenset[str] | None
-    all_at_once: bool
 
     def __post_init__(self) -> None:
         # The modules whose methods are running, with the probes that each had.
@@ -124,8 +108,6 @@ class Probes:
     def fire(self, x: Any, name: str) -> Any:
         if not self.wanted(name):
             return x
-        if self.known is None or not (self.all_at_once or name in self.known):
-            raise ProbeMet(self, name)
         key, counts = self.running[-1]
         counts[name] = counts.get(name, -1) + 1
         site = self.site(key, name, counts[name])
@@ -175,14 +157,3 @@ class _JitCaches:
 
 _jit_caches = _JitCaches()
 own_caches = _jit_caches.at
-
-_known: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
-
-
-def known(plan: Any) -> frozenset[str] | None:
-    """The names of the probes that calls by a plan have met."""
-    return _known.get(plan) if _jit_caches.probes else None
-
-
-def remember(plan: Any, name: str) -> None:
-    _known[plan] = _known.get(plan, frozenset()) | {name}

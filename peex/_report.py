@@ -21,6 +21,7 @@ from ._select import default_of, nearest, Place, places, select
 from ._signature import TapSpec
 from ._site import Axes
 from ._stage import stage, Staged
+from ._values import once
 
 
 def report(
@@ -119,7 +120,12 @@ class _Known:
         shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x
         copy = jtu.tree_map(shape, model)
         self._copied = Parameters(copy)
-        self._positions = [id(x) for x in jtu.tree_leaves(copy) if is_array(x)]
+        # The arrays of a program, each once, with the places that they have in the copy.
+        arrays = lambda tree: [x for x in jtu.tree_leaves(tree) if is_array(x)]
+        unique, places = once(arrays(model))
+        self._positions: list[list[int]] = [[] for _ in unique]
+        for i, x in zip(places, arrays(copy), strict=True):
+            self._positions[i].append(id(x))
         self._places: dict[str, list[Place]] = {}
         for key, place in sites:
             self._places.setdefault(key, []).append(place)
@@ -135,7 +141,8 @@ class _Known:
         ids_under = self._copied.ids_under
         mine = {i for place in self._places[key] for i in ids_under(place.key)}
         # Behind those of the model are those of the arguments.
-        return any(id_ in mine for i in positions for id_ in self._positions[i : i + 1])
+        known = self._positions
+        return any(mine & set(ids) for i in positions for ids in known[i : i + 1])
 
 
 def _calls(staged: Staged, known: _Known) -> dict[int, Call]:

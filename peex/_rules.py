@@ -37,6 +37,10 @@ Outcome = tuple[list[Any], Logs]
 #
 
 
+def _body(params: Params) -> Any:
+    return params["jaxpr"]
+
+
 def _body_signature(params: Params) -> Signature:
     return of_jaxpr(params["jaxpr"])
 
@@ -152,8 +156,8 @@ def _not_here(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
 
 
 rules: dict[str, Rule] = {
-    "jit": Rule(_body_signature, _run_jit, _jit_options),
-    "remat2": Rule(_body_signature, _run_checkpoint),
+    "jit": Rule(_body_signature, _run_jit, _jit_options, _body),
+    "remat2": Rule(_body_signature, _run_checkpoint, forwards=_body),
     "scan": Rule(_scan_signature, _run_scan),
     "cond": _branches.cond,
     "while": _while.while_loop,

@@ -1,7 +1,9 @@
 """Which hooked calls are running now, on this thread.
 
 A hooked call has a depth: how many others were running when it started. A site knows
-its depth, and finds its collector by it.
+its depth, and finds its collector by it. Depth is part of compiled programs, so that
+equal calls share these; which very call a module was instrumented for is known apart
+from that, by the [`Call`][]s that were running when the module object was made.
 """
 
 import abc
@@ -13,25 +15,41 @@ from typing import Any
 from . import _compat
 
 
+class Call:
+    """One hooked call, whichever collectors listen on behalf of it.
+
+    - `thread`: the thread that it runs on.
+    - `ended`: whether it has returned, or raised.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.ended = False
+
+
 class Staged(BaseException):
     """A direct call has met a site inside of a program that JAX is staging: it must be
     made again, with a trace of its own (see `run` in `_wrap.py`).
     """
 
-    def __init__(self, depth: int):
-        self.depth = depth
+    def __init__(self, call: Call):
+        self.call = call
 
 
 class AbstractListener(abc.ABC):
     """What a hooked call listens with.
 
+    - `call`: that call.
     - `trace`: where what its sites say is answered.
     - `direct`: whether that is the trace on which the call began, rather than one made
         for it.
+    - `stages`: whether it has met a site in what JAX stages.
     """
 
+    call: Call
     trace: _compat.Trace | None
     direct: bool
+    stages: bool
 
     @abc.abstractmethod
     def answer(
@@ -45,8 +63,13 @@ class AbstractListener(abc.ABC):
 
 
 class _Running(threading.local):
+    """The listeners on this thread, the outermost first, and the calls that they listen
+    for. `None` is one that isn't to be found (see `only_running`).
+    """
+
     def __init__(self) -> None:
         self.stack: list[Any] = []
+        self.calls: tuple[Call | None, ...] = ()
 
 
 _running = _Running()
@@ -60,6 +83,11 @@ def next_depth() -> int:
 def all_running() -> list[Any]:
     """The collectors of the hooked calls that are running, the outermost first."""
     return [listener for listener in _running.stack if listener is not None]
+
+
+def running_calls() -> tuple[Call | None, ...]:
+    """The hooked calls that are running, by depth."""
+    return _running.calls
 
 
 def all_saved() -> Callable[[], None]:
@@ -83,25 +111,31 @@ def running(depth: int) -> Any | None:
 
 @contextlib.contextmanager
 def started(listener: AbstractListener) -> Iterator[None]:
-    """Sites inside find `listener` through `running`."""
+    """Sites inside find `listener` through `running`, for one hooked call."""
+    calls = _running.calls
     _running.stack.append(listener)
+    _running.calls = (*calls, listener.call)
     try:
         yield
     finally:
+        listener.call.ended = True
         _running.stack.pop()
+        _running.calls = calls
 
 
 @contextlib.contextmanager
 def only_running(listener: AbstractListener, depth: int) -> Iterator[None]:
     """Sites inside find `listener` at this depth, and no other hooked call."""
-    stack, _running.stack = _running.stack, [*[None] * depth, listener]
+    stack, calls = _running.stack, _running.calls
+    _running.stack = [*[None] * depth, listener]
+    _running.calls = (*[None] * depth, listener.call)
     try:
         yield
     finally:
-        _running.stack = stack
+        _running.stack, _running.calls = stack, calls
 
 
-class Speaking(_compat.Primitive):
+class Speaking(_compat.PassingPrimitive):
     """A primitive by which a site speaks to its collector. Wherever it is bound, it is
     handed on by its rules until it comes to the collector's trace, and answered there.
     """
@@ -111,12 +145,13 @@ class Speaking(_compat.Primitive):
     def bind_with_trace(
         self, trace: Any, args: Any, avals: Any, params: Any, /
     ) -> list[Any]:
-        depth = params["info"].site.depth
-        listener: AbstractListener | None = running(depth)
+        listener: AbstractListener | None = running(params["info"].site.depth)
         if listener is not None:
             if trace is listener.trace:
                 with _compat.set_current_trace(trace):
                     return listener.answer(self, args, params)
-            if listener.direct and not _compat.hands_on(trace):
-                raise Staged(depth)
+            if not _compat.hands_on(trace):
+                listener.stages = True
+                if listener.direct:
+                    raise Staged(listener.call)
         return super().bind_with_trace(trace, args, avals, params)

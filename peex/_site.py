@@ -85,7 +85,7 @@ class Site:
     - `pre`, `with_kwargs`: whether the value is the arguments.
     - `hook`, `log`: what acts, `None` for nothing.
     - `indexed`: whether the hook takes data for each step and example.
-    - `watched`: whether it is to be known that the site ran, even if it logs nothing.
+    - `asked`: whether `where` asks for it by name.
     - `while_buffer`: how many of the last iterations of a while loop are logged; `None`
         for the last alone, without an axis.
     - `inside`: of a named value inside of a module, its name, and which one of its name
@@ -102,7 +102,7 @@ class Site:
     hook: Frozen | None
     log: Frozen | None
     indexed: bool
-    watched: bool
+    asked: bool
     while_buffer: int | None
     inside: tuple[str, int | None] | None = None
     suffix: str = ""
@@ -253,13 +253,15 @@ def ask_arrays(site: Site, frozen: Frozen) -> Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What is known of a value whose cotangent is wanted: the pytree that it is, how
+    """What is known of a value whose cotangent is wanted: the pytree that it is and
+    which of the marked arrays is at each of its places (one may be at several), how
     many of the arrays that go with it are buffers (the others are data of the hook),
     and the sizes and names of the batch axes that it has gained, outermost first.
     """
 
     site: Site
     structure: Any
+    places: tuple[int, ...]
     num_buffers: int
     batch: tuple[int, ...] = ()
     names: tuple[Any, ...] = ()

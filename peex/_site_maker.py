@@ -4,6 +4,7 @@ the hooks and logs of the call.
 
 import dataclasses
 import functools as ft
+from collections.abc import Sequence
 from typing import Any
 
 from ._group import grouped, Prefix
@@ -23,7 +24,6 @@ class SiteMaker:
     plan: Plan
     collector: HookCollector
     backward: bool
-    groups: set[Prefix]
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class SiteMaker:
         """
         plan, frozen = self.plan, self.collector.frozen
         site = Site(
-            key=grouped(key, self.groups),
+            key=key,
             depth=self.collector.depth,
             direct=self.collector.direct,
             backward=self.backward,
@@ -47,12 +47,12 @@ class SiteMaker:
             hook=frozen.get(hook) if hook else None,
             log=frozen.get(log) if log else None,
             indexed=hook in self.collector.indexed,
-            watched=bool(plan.asked or plan.probed),
+            asked=bool(plan.asked),
             while_buffer=plan.while_buffer,
             inside=inside,
             suffix=suffix,
         )
-        acts = site.hook is not None or site.log is not None or site.watched
+        acts = site.hook is not None or site.log is not None or site.asked
         return site if acts else None
 
     def of_probe(self, module: str, name: str, index: int) -> Site | None:
@@ -65,7 +65,8 @@ class SiteMaker:
             return self(key, suffix, None, hook, log)
         for chosen, hook, log in self.plan.chosen:
             root_method = self.plan.root_method
-            if names_probe(chosen, root_method, self.groups, module, name, index):
+            groups = self.collector.groups
+            if names_probe(chosen, root_method, groups, module, name, index):
                 return self(key, suffix, None, hook, log)
         return None
 
@@ -73,7 +74,7 @@ class SiteMaker:
 def names_probe(
     chosen: Chosen,
     root_method: str,
-    groups: set[Prefix],
+    groups: Sequence[Prefix],
     module: str,
     name: str,
     index: int,
@@ -85,18 +86,16 @@ def names_probe(
 
 def may_be_site(plan: Plan, name: str) -> bool:
     """Whether a probe of this name may be a site."""
-    if plan.pre:
-        return False  # it has no arguments
+    if not plan.may_probe:
+        return False
     return plan.default or any(chosen.names(name) for chosen, _, _ in plan.chosen)
 
 
-def sites_of(make: SiteMaker, known: frozenset[str] | None) -> Sites:
-    """The sites by module and method, without those of the `known` probes."""
+def sites_of(make: SiteMaker) -> Sites:
+    """The sites by module and method."""
     sites: Sites = {}
     plan = make.plan
     for chosen, hook, log in plan.chosen:
-        if any(chosen.names(name) for name in known or ()):
-            continue
         key = chosen.key(plan.root_method)
         site = make(key, chosen.suffix, chosen.value, hook, log)
         if site is not None:
@@ -115,5 +114,4 @@ def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
         entry = root_method if place.key == () else "__call__"
         for method in {entry: None, **methods}:
             key = Chosen(place.name, method).key(root_method)
-            path = Path(grouped(key, make.groups), depth)
-            methods[method] = (path, *methods.get(method, ()))
+            methods[method] = (Path(key, depth), *methods.get(method, ()))

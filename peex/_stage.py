@@ -4,6 +4,7 @@ Nothing is computed, so weights and arguments may be mere shapes.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,17 +16,18 @@ import jax.tree_util as jtu
 from ._calls import Calls, find_calls, Lost
 from ._collect import Collector, UNHEARD
 from ._errors import SiteLostError
-from ._group import grouped, named, Prefix, stacked
+from ._group import grouped, named, Prefix
 from ._instrument import instrument
 from ._logs import IdentityLog
 from ._parameters import is_array
 from ._plan import Method
-from ._probe import own_caches, ProbeMet, Probes
+from ._probe import own_caches, Probes
 from ._rules import install
 from ._running import next_depth, started
 from ._select import Chosen
 from ._site import freeze, Path, Site, suffix_of
 from ._site_maker import names_probe, Sites
+from ._values import once
 from ._wrap import call_method
 
 
@@ -42,7 +44,7 @@ class Staged:
     """
 
     calls: Calls
-    groups: set[Prefix]
+    groups: list[Prefix]
     lost: dict[str, str]
     missed: dict[str, tuple[list[str], str | None]]
     leaves: list[Any]
@@ -71,38 +73,29 @@ def stage(
         sites.
     """
     install()
-    groups: set[Prefix] = set()
     lost: dict[str, str] = {}
-    known: frozenset[str] = frozenset()  # probes that aren't to be looked for elsewhere
+    groups: list[Prefix] = []
     while True:
         collector = Collector(next_depth())
-        key_of = lambda c: grouped(c.key(root_method), groups)
-        wanted = [
-            (c, key_of(c))
-            for c in chosen
-            if key_of(c) not in lost and not any(map(c.names, known))
-        ]
+        collector.groups = groups
+        keys = [(c, c.key(root_method)) for c in chosen]
+        wanted = [x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})]
         sites = _sites(wanted, collector.depth)
-        instrumented = instrument(model, sites)
-        collector.probes = _probes(probed, root_method, groups, collector.depth, known)
-        leaves, run = _as_function(instrumented, method, args, kwargs)
+        collector.probes = _probes(probed, root_method, collector)
+        collector.frame = sys._getframe()
         try:
             with started(collector), own_caches("peex.report"):
+                instrumented = instrument(model, sites)
+                leaves, run = _as_function(instrumented, method, args, kwargs)
                 jaxpr = jax.make_jaxpr(run)(*leaves)
             calls = find_calls(jaxpr, collector.depth)
-        except ProbeMet as met:
-            known |= {met.name}
         except Lost as error:
             lost.update(error.why)
         except SiteLostError as error:
             if error.key is None or error.key in lost:
                 raise
             lost[error.key] = error.why or str(error)
-        except ValueError as error:
-            group = stacked(error)
-            if group is not None and group not in groups:
-                groups.add(group)
-                continue
+        except (TypeError, ValueError) as error:
             new = [key for key in named(error) if key not in lost]
             if not new:
                 raise
@@ -117,6 +110,10 @@ def stage(
             spoke = collector.spoke
             lost.update((key, UNHEARD) for key in spoke if key not in heard)
             return Staged(calls, groups, lost, collector.missed, leaves, run)
+        finally:
+            collector.frame = None
+            for end in collector.at_end:
+                end()
 
 
 def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> Sites:
@@ -149,7 +146,7 @@ def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") 
         hook=None,
         log=log,
         indexed=False,
-        watched=True,
+        asked=True,
         while_buffer=None,
         inside=None if chosen is None else chosen.value,
         suffix=suffix if chosen is None else chosen.suffix,
@@ -159,9 +156,7 @@ def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") 
 def _probes(
     probed: Sequence[Chosen] | None,
     root_method: str,
-    groups: set[Prefix],
-    depth: int,
-    known: frozenset[str],
+    collector: Collector,
 ) -> Probes:
     def wanted(name: str) -> bool:
         return probed is None or any(c.names(name) for c in probed)
@@ -169,11 +164,14 @@ def _probes(
     def site(module: str, name: str, index: int) -> Site | None:
         suffix = suffix_of(name, index)
         mine = probed is None or any(
-            names_probe(c, root_method, groups, module, name, index) for c in probed
+            names_probe(c, root_method, collector.groups, module, name, index)
+            for c in probed
         )
-        return _site(f"{module}{suffix}", depth, suffix=suffix) if mine else None
+        if not mine:
+            return None
+        return _site(f"{module}{suffix}", collector.depth, suffix=suffix)
 
-    return Probes(wanted, site, known, all_at_once=probed is None)
+    return Probes(wanted, site)
 
 
 def _as_function(
@@ -182,9 +180,11 @@ def _as_function(
     """A call as a function of its arrays (those of the model first) to arrays."""
     dynamic, static = eqx.partition((model, args, kwargs), is_array)
     leaves, treedef = jtu.tree_flatten(dynamic)
+    leaves, places = once(leaves)  # an array that is there twice is one inside, too
 
     def run(*leaves: Any) -> list[Any]:
-        model, args, kwargs = eqx.combine(treedef.unflatten(leaves), static)
+        dynamic = treedef.unflatten([leaves[i] for i in places])
+        model, args, kwargs = eqx.combine(dynamic, static)
         out = call_method(model, method, args, kwargs)
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 

@@ -1,0 +1,115 @@
+"""The sites of one module object, as they ride in the pytree structure.
+
+Structures with different sites are different to JAX: programs aren't mixed up. With one
+exception: `jax.tree.map` may bring layers together whose sites differ in the number of
+the layer alone, as a forward pass does that stacks its layers. What it makes of them
+has the sites of all of them, under one name (see `_group.py`).
+"""
+
+import dataclasses
+import types
+from typing import Any, no_type_check
+
+from . import _compat_frames
+from ._group import common, grouped
+from ._running import running
+from ._site import Path, Site
+
+
+class SiteMap(dict[str, tuple[Site | Path, ...]]):
+    """From a method's name to the sites around it, those of outer wrappers first."""
+
+    # While `jax.tree.map` works on this structure: its frame, and what the result has.
+    _stacking: tuple[types.FrameType, "SiteMap"] | None = None
+
+    @property
+    def is_still(self) -> bool:
+        """Whether it is that of a plain copy of the model (see `stand_still`)."""
+        return not any(self.values())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.items()))
+
+    @no_type_check  # the frame that calls is looked at
+    def __eq__(self, other: object) -> bool:
+        if dict.__eq__(self, other):
+            return True
+        if type(other) is not SiteMap:
+            return False
+        frame = _compat_frames.mapping_frame(2)
+        return frame is not None and self._stack(frame, other)
+
+    @no_type_check
+    def __ne__(self, other: object) -> bool:
+        if dict.__eq__(self, other):
+            return False
+        if type(other) is not SiteMap:
+            return True
+        frame = _compat_frames.mapping_frame(2)
+        return frame is None or not self._stack(frame, other)
+
+    def _stack(self, frame: types.FrameType, other: "SiteMap") -> bool:
+        """Notes that `jax.tree.map`, whose frame this is, brings the two together;
+        `False` if they don't belong together.
+        """
+        if self.is_still or other.is_still:
+            self._note(frame, other if self.is_still else self)
+            return True
+        mine = self if self._stacking is None else self._stacking[1]
+        merged = _merged(mine, other)
+        if merged is not None:
+            self._note(frame, merged)
+        return merged is not None
+
+    def _note(self, frame: types.FrameType, result: "SiteMap") -> None:
+        self._stacking = frame, result
+        for site in (site for sites in result.values() for site in sites):
+            collector = running(site.depth)
+            if collector is not None:
+                # The frame is let go of when the call ends, at the latest.
+                collector.at_end.append(self._forget)
+
+    def _forget(self) -> None:
+        self._stacking = None
+
+    @no_type_check
+    def taken(self) -> "SiteMap":
+        """The sites of a module that is made with these in its structure."""
+        if self._stacking is None:
+            return self
+        frame, merged = self._stacking
+        if _compat_frames.mapping_frame(3) is not frame:
+            return self
+        self._stacking = None
+        return merged
+
+
+def _merged(first: SiteMap, second: SiteMap) -> SiteMap | None:
+    """The sites of layers that are stacked; `None` if they can't be."""
+    if list(first) != list(second):
+        return None
+    merged = SiteMap()
+    for name, sites in first.items():
+        others = second[name]
+        if len(sites) != len(others):
+            return None
+        pairs = zip(sites, others, strict=True)
+        both = [a if a == b else _merged_site(a, b) for a, b in pairs]
+        if any(site is None for site in both):
+            return None
+        merged[name] = tuple(site for site in both if site is not None)
+    return merged
+
+
+def _merged_site(a: Site | Path, b: Site | Path) -> Site | Path | None:
+    prefix = common(a.key, b.key)
+    collector = running(a.depth)
+    if prefix is None or collector is None:
+        return None
+    key: Any = grouped(a.key, [prefix])
+    made = [dataclasses.replace(x, key=key) for x in (a, b)]  # pyright: ignore
+    if type(a) is not type(b) or made[0] != made[1]:
+        return None
+    if prefix not in collector.groups:
+        collector.groups.append(prefix)
+    return made[0]
