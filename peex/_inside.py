@@ -26,6 +26,7 @@ from ._instrument import is_function_site
 from ._lift import bind_checkpoint, bind_cond
 from ._names import Codes, Found, INLINED, Level, Path, Reader
 from ._running import running
+from ._signature import of_jaxpr
 from ._site import Site
 from ._walk import children, is_module
 
@@ -39,7 +40,7 @@ def call(
     """Calls `fn`, a method of a module or a function, with these sites inside."""
     forward = trace(sites[0].key, fn, args, kwargs)
     names = forward.names
-    probes = {s for s in sites if _is_probe(s)}  # heard while it was traced
+    probes = {s for s in sites if _is_probe(s, forward.jaxpr)}
     sites = [s for s in sites if s not in probes]
     wanted = {name: name in names.equations for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
     counts: dict[str, int] = {}
@@ -53,13 +54,19 @@ def call(
     return forward.run(level, ft.partial(_fire_all, sites))
 
 
-def _is_probe(site: Site) -> bool:
-    """Whether its name is that of a probe which the call has just met."""
-    collector = running(site.depth)
-    if collector is None or collector.probes is None or site.inside is None:
-        return False
-    _, met = collector.probes.running[-1]
-    return any(fnmatch.fnmatchcase(name, site.inside[0]) for name in met)
+def _is_probe(site: Site, jaxpr: Any) -> bool:
+    """Whether its name is that of a `px.probe` in this program, which is a site by
+    itself.
+    """
+    assert site.inside is not None
+    return any(
+        probe.depth == site.depth
+        and probe.inside is None
+        and probe.module == site.module
+        and fnmatch.fnmatchcase(probe.suffix[1:].partition("#")[0], site.inside[0])
+        for probe in of_jaxpr(jaxpr).sites
+        if probe.suffix
+    )
 
 
 def _fire_all(sites: Sequence[Site], found: Found, value: Any) -> Any:

@@ -209,7 +209,7 @@ def _differentiated(
 
     try:
         with started(collector):
-            jax.eval_shape(grad, *leaves)
+            jax.make_jaxpr(grad)(*leaves)
     except Exception:
         # Not every program has a derivative. Then no more is known.
         pass

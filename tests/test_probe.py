@@ -277,22 +277,22 @@ def test_a_function_that_was_jitted_outside_of_hooks():
 # What a model without probes pays
 
 
-def test_a_model_without_probes_is_not_run_again():
+def test_a_model_without_probes_runs_once():
     runs = []
 
     class Counting(eqx.Module):
         linear: eqx.nn.Linear
 
         def __call__(self, x):
-            runs.append(type(self).__mro__)
+            runs.append(1)
             return self.linear(x)
 
     model = Counting(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
     px.ForwardHook(model)(X[0])
-    assert runs == [Counting.__mro__]
+    assert len(runs) == 1
 
 
-def test_a_model_with_probes_is_run_again_once():
+def test_a_model_with_probes_runs_once():
     runs = []
 
     class Counting(eqx.Module):
@@ -304,10 +304,9 @@ def test_a_model_with_probes_is_run_again_once():
 
     model = Counting(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
     hooked = px.ForwardHook(model)
-    hooked(X[0])
-    assert len(runs) == 2
-    hooked(X[0])
-    assert len(runs) == 3
+    for n in (1, 2, 3):
+        hooked(X[0])
+        assert len(runs) == n
 
 
 def test_without_probes_jax_keeps_its_caches():
