@@ -2,7 +2,7 @@
 `_compat.py`, of which this is a part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.core as jax_core
@@ -15,6 +15,7 @@ eval_jaxpr = jax_core.eval_jaxpr
 
 # JAX merged `ClosedJaxpr` into `Jaxpr` at 0.12: then the two names are one class.
 _jaxpr_types = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
+_plain_types = {bool, int, str, type(None)}
 
 
 def debug_info(name: str) -> jex_core.DebugInfo:
@@ -39,17 +40,16 @@ def is_literal(operand: object) -> bool:
     return isinstance(operand, jex_core.Literal)
 
 
-def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     """The jaxprs that a primitive holds in its parameters, without their constants."""
-    for value in params.values():
-        if is_jaxpr(value):
-            yield open_jaxpr(value)[0]
-        elif isinstance(value, tuple | list):
-            for item in value:
-                if is_jaxpr(item):
-                    yield open_jaxpr(item)[0]
-    for jaxpr in parts_of(params) or ():
-        yield open_jaxpr(jaxpr)[0]
+    found = []
+    for value in params.values():  # of every primitive that is traced: quickly
+        kind = type(value)
+        if kind in _jaxpr_types:
+            found.append(value)
+        elif kind not in _plain_types and isinstance(value, tuple | list):
+            found += [item for item in value if type(item) in _jaxpr_types]
+    return [open_jaxpr(jaxpr)[0] for jaxpr in (*found, *(parts_of(params) or ()))]
 
 
 def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any:

@@ -4,6 +4,7 @@ This is Python at the call site, under whatever transformation is active there, 
 collectives, batching and control flow behave as they do in the model's own code.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,14 +37,54 @@ def call(
     Where that is compiled, its operations carry the key of the module in their names,
     so that a profile names the layers.
     """
-    sites = [site for site in sites if _is_spoken_to(site, calls)]
-    if not sites:
-        return fn(*args, **kwargs)
-    acting = next((s for s in sites if isinstance(s, Site)), None)
-    if acting is None or not _compat.is_compiled(_compat.current_trace()):
-        return _call(sites, fn, args, kwargs)
-    with jax.named_scope(acting.module):
-        return _call(sites, fn, args, kwargs)
+    # All in one function: JAX keeps the stack with each operation, at a cost that grows
+    # with its depth.
+    inside: list[Site] = []
+    around: list[Site] = []
+    contexts: list[contextlib.AbstractContextManager[Any]] = []
+    depth = -1
+    try:
+        for site in sites:
+            if not _is_spoken_to(site, calls):
+                continue
+            if site.depth != depth:
+                depth = site.depth
+                listener: Any = running(depth)
+                if listener.probes is not None and listener.probes.listens:
+                    contexts.append(listener.probes.within(site.module))
+            if type(site) is Path:
+                continue
+            if not (inside or around) and _compat.is_compiled(_compat.current_trace()):
+                scope = jax.named_scope(site.module)
+                scope.__enter__()
+                contexts.append(scope)
+            if site.inside is not None:
+                inside.append(site)
+                continue
+            around.append(site)
+            if site.pre and site.with_kwargs:
+                args, kwargs = _fire(site, (args, kwargs))
+            elif site.pre:
+                args = _fire(site, args)
+        if inside:
+            from . import _inside  # named values are fired by means of this file
+
+            out = _inside.call(inside, fn, args, kwargs)
+        else:
+            out = fn(*args, **kwargs)
+        for site in reversed(around):
+            if site.pre:
+                continue
+            if type(out) is tuple and len(out) == 2 and is_state(out[1]):
+                # A stateful layer: the state isn't what it computed.
+                new = _fire(site, out[0])
+                out = out if new is out[0] else (new, out[1])
+            else:
+                out = _fire(site, out)
+        return out
+    finally:
+        for context in reversed(contexts):
+            context.__exit__(None, None, None)
 
 
 def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
@@ -84,40 +125,6 @@ def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
             "function that the model returned), where its hook's arrays don't exist.",
         )
     return False
-
-
-def _call(
-    sites: Sequence[Site | Path],
-    fn: Callable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    if not sites:
-        return fn(*args, **kwargs)
-    site, rest = sites[0], sites[1:]
-    if isinstance(site, Path):
-        from ._probe import within  # probes are fired by means of this file
-
-        with within(site):
-            return _call(rest, fn, args, kwargs)
-    if site.inside is not None:
-        from . import _inside  # named values are fired by means of this file
-
-        inside = [s for s in sites if isinstance(s, Site) and s.inside is not None]
-        rest = [s for s in sites if s.inside is None]
-        run = lambda *args, **kwargs: _inside.call(inside, fn, args, kwargs)
-        return _call(rest, run, args, kwargs)
-    if site.pre and site.with_kwargs:
-        args, kwargs = _fire(site, (args, kwargs))
-        return _call(rest, fn, args, kwargs)
-    if site.pre:
-        return _call(rest, fn, _fire(site, args), kwargs)
-    out = _call(rest, fn, args, kwargs) if rest else fn(*args, **kwargs)
-    if type(out) is tuple and len(out) == 2 and is_state(out[1]):
-        # A stateful layer: the state isn't what it computed.
-        new = _fire(site, out[0])
-        return out if new is out[0] else (new, out[1])
-    return _fire(site, out)
 
 
 _NO_AXES = Axes()

@@ -211,15 +211,11 @@ class _WithoutSelf:
             return bound
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _around(instance, self._name, bound, args, kwargs)
+            attributes = _dict(instance)
+            sites = attributes[_ATTRIBUTE].get(self._name, ())
+            return _fire.call(sites, attributes.get(_CALLS, ()), bound, args, kwargs)
 
         return ft.wraps(bound)(call)
-
-
-def _around(self: Any, name: str, fn: Callable, args: Any, kwargs: Any) -> Any:
-    attributes = _dict(self)
-    sites = attributes[_ATTRIBUTE].get(name, ())
-    return _fire.call(sites, attributes.get(_CALLS, ()), fn, args, kwargs)
 
 
 def _method(sub: Any, name: str) -> Any:
@@ -235,7 +231,9 @@ def _method(sub: Any, name: str) -> Any:
             original = ft.partial(original, self)
         else:
             original = getattr(super(sub, self), name)
-        return _around(self, name, original, args, kwargs)
+        attributes = _dict(self)
+        sites = attributes[_ATTRIBUTE].get(name, ())
+        return _fire.call(sites, attributes.get(_CALLS, ()), original, args, kwargs)
 
     return ft.wraps(getattr(cls, name))(method)
 

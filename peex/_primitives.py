@@ -85,7 +85,7 @@ def _ask_abstract(*avals: Any, info: Ask) -> list[Any]:
 def to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
     """`x` with its batch axis at `where`; repeated along a new one if it has none."""
     if dim is not None:
-        return jnp.moveaxis(x, dim, where)
+        return x if dim == where else jnp.moveaxis(x, dim, where)
     x = jnp.expand_dims(x, where)
     return jnp.broadcast_to(x, x.shape[:where] + (size,) + x.shape[where + 1 :])
 

@@ -8,14 +8,14 @@ every callable module tells its key while it runs.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 
 from . import _fire
-from ._running import all_running, running
-from ._site import Path, Site
+from ._running import all_running
+from ._site import Site
 
 
 Value = TypeVar("Value")
@@ -84,10 +84,12 @@ class Probes:
     - `wanted`: whether a name may be that of a site.
     - `site`: the site, from the key of the module that runs, the name, and which one of
         its name it is in a call of the module; `None` if it isn't chosen.
+    - `listens`: whether any probe may be a site.
     """
 
     wanted: Callable[[str], bool]
     site: Callable[[str, str, int], Site | None]
+    listens: bool = True
 
     def __post_init__(self) -> None:
         # The modules whose methods are running, with the probes that each had.
@@ -105,8 +107,15 @@ class Probes:
 
         return undo
 
+    def within(self, key: str) -> "_Within":
+        """From now on, a method of the module with this key runs; until what is
+        returned is exited.
+        """
+        self.running.append((key, {}))
+        return _Within(self, _jit_caches.at(key) if _jit_caches.probes else None)
+
     def fire(self, x: Any, name: str) -> Any:
-        if not self.wanted(name):
+        if not (self.listens and self.wanted(name)):
             return x
         key, counts = self.running[-1]
         counts[name] = counts.get(name, -1) + 1
@@ -117,19 +126,16 @@ class Probes:
         return _fire._fire(site, x)
 
 
-@contextlib.contextmanager
-def within(path: Path) -> Iterator[None]:
-    """A method of this module runs."""
-    collector = running(path.depth)
-    if collector is None or collector.probes is None:
-        yield
-        return
-    collector.probes.running.append((path.key, {}))
-    try:
-        with _jit_caches.at(path):
-            yield
-    finally:
-        collector.probes.running.pop()
+class _Within(contextlib.AbstractContextManager[None]):
+    def __init__(self, probes: Probes, caches: Any):
+        self._running, self._caches = probes.running, caches
+        if caches is not None:
+            caches.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._caches is not None:
+            self._caches.__exit__(*error)
+        self._running.pop()
 
 
 class _JitCaches:

@@ -11,6 +11,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from jax import lax
+from jax.extend.core import primitives
+
 from . import _compat_jaxprs
 from ._primitives import ask_p, lost, mark_p, tap_p
 from ._site import Ask, Site, Tap
@@ -88,11 +91,11 @@ _known: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
 
 def of_jaxpr(jaxpr: Any) -> Signature:
     """The signature of a jaxpr."""
-    jaxpr, _ = _compat_jaxprs.open_jaxpr(jaxpr)
     signature = _known.get(jaxpr)
     if signature is None:
-        signature = join(_of_equation(eqn) for eqn in jaxpr.eqns)
-        _known[jaxpr] = signature
+        opened, _ = _compat_jaxprs.open_jaxpr(jaxpr)
+        signature = join(_of_equation(eqn) for eqn in opened.eqns)
+        _known[jaxpr] = _known[opened] = signature
     return signature
 
 
@@ -109,13 +112,30 @@ def _of_equation(eqn: Any) -> Signature:
     return of_primitive(eqn.primitive, params)
 
 
+_WITHOUT_BODY = {
+    getattr(lax, f"{name}_p")
+    for name in (
+        "abs add and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp "
+        "concatenate conv_general_dilated convert_element_type cos cumlogsumexp cumsum "
+        "div dot_general dynamic_slice dynamic_update_slice eq erf exp expm1 floor "
+        "gather ge gt integer_pow iota is_finite le log log1p logistic lt max min mul "
+        "ne neg not or pad pow reduce_and reduce_max reduce_min reduce_or reduce_sum "
+        "reshape rev rsqrt select_n sign sin slice sort sqrt squeeze sub tan tanh "
+        "transpose"
+    ).split()
+}
+
+
 def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
     """The signature of a primitive, from the jaxprs among its parameters."""
-    inside = [
-        of_jaxpr(jaxpr)
-        for jaxpr in _compat_jaxprs.sub_jaxprs(params)
-        if jaxpr not in _excused
-    ]
+    if primitive in _WITHOUT_BODY:  # most of what a program is made of: quickly
+        return EMPTY
+    if primitive is primitives.jit_p:
+        return of_jaxpr(params["jaxpr"])
+    jaxprs = _compat_jaxprs.sub_jaxprs(params)
+    if not jaxprs:
+        return EMPTY
+    inside = [of_jaxpr(jaxpr) for jaxpr in jaxprs if jaxpr not in _excused]
     if not any(inside):
         return EMPTY
     from ._rules import rules  # the rules are written in terms of this walk

@@ -86,8 +86,6 @@ def names_probe(
 
 def may_be_site(plan: Plan, name: str) -> bool:
     """Whether a probe of this name may be a site."""
-    if not plan.may_probe:
-        return False
     return plan.default or any(chosen.names(name) for chosen, _, _ in plan.chosen)
 
 
@@ -105,7 +103,7 @@ def sites_of(make: SiteMaker) -> Sites:
 
 
 def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
-    """Has every callable module tell its key while it runs."""
+    """Has every callable module without a site tell its key while it runs, too."""
     root_method, depth = make.plan.root_method, make.collector.depth
     for place in places(model, root_method):
         if not place.called:
@@ -114,4 +112,5 @@ def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
         entry = root_method if place.key == () else "__call__"
         for method in {entry: None, **methods}:
             key = Chosen(place.name, method).key(root_method)
-            methods[method] = (Path(key, depth), *methods.get(method, ()))
+            if not methods.get(method):
+                methods[method] = (Path(key, depth),)

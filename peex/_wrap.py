@@ -64,7 +64,8 @@ def _run(
     plan: Plan, model: Any, collector: Collected, backward: bool, args: Any, kwargs: Any
 ) -> tuple[Any, Collected]:
     make = SiteMaker(plan, collector, backward)
-    collector.probes = Probes(ft.partial(may_be_site, plan), make.of_probe)
+    may_be = ft.partial(may_be_site, plan)
+    collector.probes = Probes(may_be, make.of_probe, plan.may_probe)
     collector.frame = sys._getframe()
     try:
         with run_with(collector), own_caches("peex"):
