@@ -36,9 +36,12 @@ class _Backward(HookCollector):
         if info.slot != "log":
             return super().supply(info)
         self.heard.add(info.site.key)
+        self.calls[info.site.key, info.site.call] += 1
         if info.site.log is None:
             return []
         key = self._number_log(info.site)
+        if key is None:
+            return [zeros(s) for s in info.shapes]
         if self.log is None:
             buffers = [zeros(s) for s in info.shapes]
         else:
@@ -135,11 +138,12 @@ class BackwardHook(AbstractWrapper):
 
         What has no cotangent in a value (integers, random keys, functions) is `None`.
         """
+        # First: it refuses what no module could hold.
+        self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
         self.model = model
         self.hook_fn = hook_fn
         self.log_fn = log_fn
         self.log = log
-        self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
 
     def init(self, /, *args: Any, **kwargs: Any) -> "BackwardHook":
         """Finds the shapes of the log, by tracing a call (nothing is computed).

@@ -16,8 +16,8 @@ from typing import Any
 
 from . import _compat, _compat_frames
 from ._cotangent import attach
-from ._primitives import ask_p, lost, mark_p
 from ._group import Prefix
+from ._primitives import ask_p, lost, mark_p
 from ._running import AbstractListener, Call, only_running, Speaking, started
 from ._signature import EMPTY, excuse, of_primitive, Signature
 from ._site import Ask, Site, Tap

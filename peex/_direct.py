@@ -1,10 +1,10 @@
 """Which eager calls go direct: without a trace of peex's own, at hardly any cost.
 
-A call needs a trace only if it has sites inside of what JAX stages (`scan`, `jit`, ...).
-Whether it has is learned from its first run, with the trace. It is remembered for each
-plan and structure of a model, weakly by the class of the model or by the function that
-is run. While JAX itself is staging, no call goes direct: then nothing depends on what
-the process did before.
+A call needs a trace only if it has sites inside of what JAX stages (`scan`, `jit`,
+...). Whether it has is learned from its first run, with the trace. It is remembered for
+each plan and structure of a model, weakly by the class of the model or by the function
+that is run. While JAX itself is staging, no call goes direct: then nothing depends on
+what the process did before.
 """
 
 import weakref

@@ -256,7 +256,9 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     unique = list({id(x): x for x in arrays}.values())
     order = [id(x) for x in unique]
     places = tuple(order.index(id(x)) for x in arrays)
-    marked = mark(unique, [*buffers, *data], Mark(site, structure, places, len(buffers)))
+    marked = mark(
+        unique, [*buffers, *data], Mark(site, structure, places, len(buffers))
+    )
     return [marked[i] for i in places]
 
 

@@ -4,33 +4,42 @@ import types
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from ._collect import Collector
 from ._errors import SiteLostError, SiteNotFiredError
 from ._group import grouped
-from ._plan import Plan
+from ._hook_collector import HookCollector
+from ._plan import Plan, Wanted
 from ._select import key_matches, nearest
 
 
-def check_fired(plan: Plan, collector: Collector) -> None:
+def check_fired(plan: Plan, collector: HookCollector) -> None:
     """Raises if something that was asked for by name didn't run.
 
     **Raises:** `SiteNotFiredError`.
     """
     heard, probes, groups = collector.heard, collector.probes.fired, collector.groups
+
+    def ran(key: str, call: int | None) -> bool:
+        names = {key, grouped(key, groups)}
+        if call is None:
+            return bool(names & heard)
+        counts = (collector.calls[name, one] for name in names for one in (call, None))
+        return max(counts) > call
+
     for name, chosen in plan.asked:
-        keys = {*chosen, *(grouped(key, groups) for key in chosen)}
         # Of a pattern for names, the probes that matched it.
         as_probes = {
             k for k, site in probes.items() if key_matches(name, k, site.suffix)
         }
-        if not (keys | as_probes) & heard:
-            missed = [collector.missed[key] for key in keys & set(collector.missed)]
+        if not (as_probes & heard or any(ran(*wanted) for wanted in chosen)):
+            keys = [key for key, _ in chosen]
+            missed = [collector.missed[key] for key in keys if key in collector.missed]
             if missed:
                 _no_such_name(name, missed)
-            _not_run(f"`where={name!r}` was asked for, but nothing of it", chosen, heard)
+            _not_run(
+                f"`where={name!r}` was asked for, but nothing of it", chosen, heard
+            )
     for what, pattern, chosen in plan.acting:
-        keys = {*chosen, *(grouped(key, groups) for key in chosen)}
-        if not keys & heard:
+        if not any(ran(*wanted) for wanted in chosen):
             subject = f"The pattern {pattern!r} of `{what}` chooses sites, but none"
             _not_run(subject, chosen, heard)
     for what, pattern in plan.probed:
@@ -62,8 +71,11 @@ def refuse_lazy(out: Any) -> None:
         )
 
 
-def _not_run(subject: str, keys: Collection[str], heard: Collection[str]) -> NoReturn:
-    shown = ", ".join(repr(k) for k in sorted(keys)[:5])
+def _not_run(
+    subject: str, chosen: Collection[Wanted], heard: Collection[str]
+) -> NoReturn:
+    keys = sorted(key if call is None else f"{key}#{call}" for key, call in chosen)
+    shown = ", ".join(repr(k) for k in keys[:5])
     raise SiteNotFiredError(
         f"{subject} ran in this call: {shown} {'was' if len(keys) == 1 else 'were'} "
         "never called. Perhaps the parameters are read without a call (or only the "

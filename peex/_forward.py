@@ -124,9 +124,7 @@ class ForwardHook(AbstractWrapper):
         a function that begins with a loop may count as several. A function that returns
         what it was given has no value.
         """
-        self.model = model
-        self.hook_fn = hook_fn
-        self.log_fn = log_fn
+        # First: it refuses what no module could hold.
         self.plan = plan(
             model,
             hook_fn,
@@ -138,6 +136,9 @@ class ForwardHook(AbstractWrapper):
             while_buffer,
             max_bytes,
         )
+        self.model = model
+        self.hook_fn = hook_fn
+        self.log_fn = log_fn
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
         """Runs the model on these arguments.
@@ -177,6 +178,8 @@ def _log(collector: Collector) -> Log:
         if info.site.log is None:
             continue
         key = number(info.site)
+        if key is None:
+            continue
         if info.counted:
             *arrays, count = arrays
             counts[key] = jnp.squeeze(count, info.axes.rings)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ._errors import SiteLostError
+from ._keys import Key, split
 
 
-Prefix = tuple[str, ...]
+Prefix = Key
 
 # As `Site.__repr__` writes them.
 _SITE = re.compile(r"<site ([^>]*)>")
@@ -30,7 +31,7 @@ def common(first: str, second: str) -> Prefix | None:
     """What two keys have in front of the number in which they differ; `None` if they
     differ in something else.
     """
-    a, b = first.split("."), second.split(".")
+    a, b = split(first), split(second)
     if len(a) != len(b):
         return None
     places = [i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]]
@@ -45,12 +46,12 @@ def common(first: str, second: str) -> Prefix | None:
 
 def grouped(key: str, prefixes: Sequence[Prefix]) -> str:
     """The key, with `*` for the number behind each of these."""
-    parts = key.split(".")
+    parts = list(split(key))
     for prefix in prefixes:
         n = len(prefix)
         if n < len(parts) and tuple(parts[:n]) == prefix:
             parts[n] = _NUMBER.sub(r"*\2", parts[n])
-    return ".".join(parts)
+    return ".".join(parts) or "."
 
 
 def refuse(error: Exception) -> NoReturn:

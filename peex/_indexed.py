@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Bool, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from ._act import difference
-from ._errors import HookShapeError, LogShapeError
+from ._errors import HookShapeError, LogShapeError, SiteNotFoundError
 from ._log import Log
+from ._select import key_matches, nearest
 from ._site import Axes
 
 
@@ -38,6 +39,29 @@ class AbstractLocal(eqx.Module):
         """The hook, with the data for this step and example."""
 
 
+class OnlyIf(AbstractLocal):
+    """A hook that acts where the first of its data says so."""
+
+    hook: Any
+
+    def data_shapes(
+        self, arrays: Sequence[jax.ShapeDtypeStruct]
+    ) -> list[jax.ShapeDtypeStruct]:
+        flag = jax.ShapeDtypeStruct((), jnp.dtype(bool))
+        if isinstance(self.hook, AbstractLocal):
+            return [flag, *self.hook.data_shapes(arrays)]
+        return [flag]
+
+    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+        chosen, *others = data
+        local = isinstance(self.hook, AbstractLocal)
+        new = self.hook(value, others) if local else self.hook(value)
+        if difference(*jtu.tree_flatten(value), new) is not None:
+            return new  # refused as that of any hook is
+        pick = lambda new, old: jnp.where(chosen, new, old)
+        return jtu.tree_map(pick, new, value)
+
+
 class AbstractIndexedHook(eqx.Module):
     """A hook with data for each call, step and example of a site."""
 
@@ -53,23 +77,6 @@ class AbstractIndexedHook(eqx.Module):
         """The data of one call of one site: arrays of `shapes`, which are those that
         `local` wants with `axes` in front.
         """
-
-
-class _AtStep(AbstractLocal):
-    hook: Any
-
-    def data_shapes(
-        self, arrays: Sequence[jax.ShapeDtypeStruct]
-    ) -> list[jax.ShapeDtypeStruct]:
-        return [jax.ShapeDtypeStruct((), jnp.dtype(bool))]
-
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
-        (chosen,) = data
-        new = self.hook(value)
-        if difference(*jtu.tree_flatten(value), new) is not None:
-            return new  # refused as that of any hook is
-        pick = lambda new, old: jnp.where(chosen, new, old)
-        return jtu.tree_map(pick, new, value)
 
 
 class AtStep(AbstractIndexedHook):
@@ -127,7 +134,7 @@ class AtStep(AbstractIndexedHook):
 
     @property
     def local(self) -> AbstractLocal:
-        return _AtStep(self.hook)
+        return OnlyIf(self.hook)
 
     def data(
         self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
@@ -222,17 +229,45 @@ class PatchHook(AbstractIndexedHook):
 
     source_log: Log
     mask: Any
+    patterns: tuple[str, ...] | None = eqx.field(static=True)
 
-    def __init__(self, source_log: Log, mask: ArrayLike | None = None):
+    def __init__(
+        self,
+        source_log: Log,
+        mask: Any = None,
+    ):
         """**Arguments:**
 
         - `source_log`: a log of values themselves (`px.IdentityLog`), with the sites
             that this hook acts on.
         - `mask`: where to replace; booleans that broadcast against the logged shape
-            (the value's, with the step and batch axes in front).
+            (the value's, with the step and batch axes in front). Or a dict from
+            patterns over keys to these (the first that matches; `None` for everywhere):
+            where none matches, nothing is replaced.
+
+        **Raises:**
+
+        `TypeError` for a mask of another type. When it is called,
+        [`peex.LogShapeError`][] if the log, or a mask, doesn't fit.
         """
         self.source_log = source_log
-        self.mask = mask
+        by_pattern = mask if isinstance(mask, dict) else {"**": mask}
+        for pattern, one in by_pattern.items():
+            if one is not None and not _is_mask(one):
+                raise TypeError(
+                    "The mask of a PatchHook is an array of booleans, a dict from "
+                    f"patterns to these, or None; got {one!r}. Write "
+                    "`px.PatchHook(log, mask={'cell': jnp.array([True, False])})`."
+                )
+            known = any(key_matches(pattern, k, _suffix(k)) for k in source_log)
+            if isinstance(mask, dict) and not known:
+                raise SiteNotFoundError(
+                    f"The pattern {pattern!r} of the `mask` of a PatchHook matches "
+                    f"nothing in its log. Nearest: {nearest(pattern, source_log)}."
+                )
+        # Not as a dict, whose keys JAX sorts.
+        self.patterns = tuple(by_pattern) if isinstance(mask, dict) else None
+        self.mask = tuple(by_pattern.values()) if isinstance(mask, dict) else mask
 
     @property
     def local(self) -> AbstractLocal:
@@ -263,10 +298,24 @@ class PatchHook(AbstractIndexedHook):
         return [*leaves, *(self._mask(key, x) for x in leaves)]
 
     def _mask(self, key: str, leaf: Array) -> Bool[Array, "..."]:
+        mask: Any = self.mask
+        if self.patterns is not None:
+            pairs = zip(self.patterns, mask, strict=True)
+            mine = [m for p, m in pairs if key_matches(p, key, _suffix(key))]
+            mask = False if not mine else True if mine[0] is None else mine[0]
         try:
-            return jnp.broadcast_to(jnp.asarray(self.mask, bool), leaf.shape)
+            return jnp.broadcast_to(jnp.asarray(mask, bool), leaf.shape)
         except ValueError:
             raise LogShapeError(
-                f"The mask of a PatchHook, of shape {jnp.shape(self.mask)}, doesn't "
+                f"The mask of a PatchHook, of shape {jnp.shape(mask)}, doesn't "
                 f"broadcast against the log of the site {key!r}, {leaf.shape}."
             ) from None
+
+
+def _is_mask(mask: Any) -> bool:
+    return isinstance(mask, bool) or getattr(mask, "dtype", None) == bool
+
+
+def _suffix(key: str) -> str:
+    """What a key has behind that of a module, if it is of a value inside."""
+    return key[key.index("/") :] if "/" in key else ""

@@ -13,9 +13,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.core import Tracer
 from jaxtyping import Array, Int
 
 from . import _compat
+from ._errors import LogValueError
 from ._site import Site
 
 
@@ -122,56 +124,68 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-        self._given: dict[str, str] = {}
+        self._seen: dict[Any, int] = {}
 
     def copy(self) -> "Numbering":
         new = Numbering()
-        new._seen, new._given = dict(self._seen), dict(self._given)
+        new._seen = dict(self._seen)
         return new
 
     def next(self, site: Site) -> int:
         """How many calls of the site there were before this one."""
-        n = self._seen[site.key] = self._seen.get(site.key, -1) + 1
+        name = site.key, site.call
+        n = self._seen[name] = self._seen.get(name, -1) + 1
         return n
 
-    def __call__(self, site: Site) -> str:
-        while True:
-            key = site.numbered(self.next(site))
-            # A module may itself be called `cell#1`, as in a dict.
-            if self._given.setdefault(key, site.key) == site.key:
-                return key
+    def __call__(self, site: Site) -> str | None:
+        """The key of the next call; `None` if the site isn't of that."""
+        n = self.next(site)
+        return site.numbered(n) if site.is_of(n) else None
 
 
 class Encoded(eqx.Module):
     """Integers or booleans, held in floating point so that they can be a cotangent.
 
-    `parts` has one more axis, behind the others: parts of 16 bits, low first, whose
-    sums are exact in float32 up to 2^8 of them (of 32 bits in float64, up to 2^21), so
-    that logs that are summed over a batch come out right.
+    `parts` has one more axis, behind the others: parts of 8 bits, low first, the last
+    with the sign, and behind them a one. Sums and multiples of these are sums and
+    multiples of the integers; the last number says how many were summed, and so whether
+    the sums of the parts, which floating point must hold exactly, are right.
     """
 
     parts: Array
     dtype: Any = eqx.field(static=True)
 
     def decode(self) -> Array:
+        """The integers, after sums and multiples rounded towards zero.
+
+        **Raises:** `LogValueError` if more were summed than can be right.
+        """
         if not isinstance(self.parts, jax.Array):
             return self.parts  # a placeholder of JAX's
-        bits = _part_bits(self.dtype)
-        wide = jnp.int64 if bits == 32 else jnp.int32
-        parts = self.parts.astype(wide)
-        total = parts[..., 0]
-        for i in range(1, parts.shape[-1]):
-            total = total + (parts[..., i] << (bits * i))
+        if not isinstance(self.parts, Tracer):
+            most = int(2 ** (jnp.finfo(self.parts.dtype).nmant + 1 - _BITS))
+            summed = float(jnp.max(self.parts[..., -1], initial=0))
+            if summed > most:
+                raise LogValueError(
+                    f"An integer log of a backward hook was summed over {summed:.0f} "
+                    f"examples; up to {most} it is exact. Map inside of the wrapper, "
+                    "as `eqx.filter_vmap(model)` or `px.value_and_grad` do: then it is "
+                    "logged for each example. Or log floating point numbers."
+                )
+        wide = jnp.int64 if jnp.dtype(self.dtype).itemsize == 8 else jnp.int32
+        # From the highest part down, what is left of each goes to the next.
+        *low, high = jnp.moveaxis(self.parts[..., :-1], -1, 0)
+        whole = jnp.trunc(high)
+        total, rest = whole.astype(wide), high - whole
+        for part in reversed(low):
+            part = part + rest * float(2**_BITS)
+            whole = jnp.floor(part)
+            total, rest = (total << _BITS) + whole.astype(wide), part - whole
+        total = total + ((rest > 0) & (total < 0)).astype(wide)
         return total.astype(self.dtype)
 
 
-def _part_bits(dtype: Any) -> int:
-    return 32 if jnp.dtype(dtype).itemsize == 8 else 16
-
-
-def _num_parts(dtype: Any) -> int:
-    return 2 if jnp.dtype(dtype).itemsize >= 4 else 1
+_BITS = 8
 
 
 def _is_encoded(dtype: Any) -> bool:
@@ -184,12 +198,15 @@ def encode(logs: Sequence[Array]) -> list[Array]:
     def one(x: Array) -> Array:
         if not _is_encoded(x.dtype):
             return x
-        bits, count = _part_bits(x.dtype), _num_parts(x.dtype)
-        wide = x.astype(jnp.int64 if bits == 32 else jnp.int32)
-        # The last part keeps the sign.
-        low = [(wide >> (bits * i)) & ((1 << bits) - 1) for i in range(count - 1)]
-        parts = [*low, wide >> (bits * (count - 1))]
-        return jnp.stack(parts, -1).astype(jnp.float64 if bits == 32 else jnp.float32)
+        size = jnp.dtype(x.dtype).itemsize
+        wide = x.astype(jnp.int64 if size == 8 else jnp.int32)
+        parts = [wide >> (_BITS * i) for i in range(size)]
+        signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
+        low, high = (parts[:-1], parts[-1:]) if signed else (parts, [])
+        low = [part & (2**_BITS - 1) for part in low]
+        return jnp.stack([*low, *high, jnp.ones_like(wide)], -1).astype(
+            jnp.float64 if size == 8 else jnp.float32
+        )
 
     return [one(x) for x in logs]
 

@@ -125,11 +125,18 @@ class MaxAbsLog(AbstractLog):
     """Records the largest absolute value in each array: `max(|x|)`, a scalar; 0 where
     the array is empty.
 
-    Of arrays of less than 32 bits, in float32.
+    Of arrays of less than 32 bits, in float32. Of signed integers, in unsigned ones:
+    there the absolute value of the least doesn't overflow.
     """
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        return _per_array(lambda x: jnp.max(jnp.abs(x), initial=0), value)
+        def largest(x: Any) -> Any:
+            size = jnp.abs(x)
+            if jnp.issubdtype(x.dtype, jnp.signedinteger):
+                size = size.astype(jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+            return jnp.max(size, initial=0)
+
+        return _per_array(largest, value)
 
 
 class HistogramLog(AbstractLog):

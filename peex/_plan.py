@@ -5,13 +5,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+
 from ._indexed import AbstractIndexedHook
 from ._instrument import Memo
-from ._select import assign, Chosen, probe_patterns, select
+from ._select import assign, Chosen, places, probe_patterns, select
 from ._walk import AbstractWrapper
 
 
 Method = str | Callable[..., Any]
+Wanted = tuple[str, int | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +22,10 @@ class Plan:
     """The static part of a wrapper: what is chosen, and what acts where.
 
     - `chosen`: the sites with the names of their hook and log (`None`: nothing).
-    - `asked`: what was asked for explicitly, and the keys that it chose.
-    - `acting`: the patterns of dicts of hooks and logs, and the keys at which each acts.
+    - `asked`: what was asked for explicitly, and the sites that it chose: the key, and
+        which further call (`None`: all).
+    - `acting`: the patterns of dicts of hooks and logs, and the sites at which each
+        acts.
     - `probed`: patterns of a dict of hooks or logs that may be those of probes.
     - `default`: whether `where` was left to choose by itself.
     - `root_method`: the method of the model itself that a call enters by.
@@ -28,8 +33,8 @@ class Plan:
     """
 
     chosen: tuple[tuple[Chosen, str | None, str | None], ...]
-    asked: tuple[tuple[str, frozenset[str]], ...]
-    acting: tuple[tuple[str, str, frozenset[str]], ...]
+    asked: tuple[tuple[str, frozenset[Wanted]], ...]
+    acting: tuple[tuple[str, str, frozenset[Wanted]], ...]
     probed: tuple[tuple[str, str], ...]
     default: bool
     method: Method
@@ -79,6 +84,7 @@ def plan(
             "`with_kwargs=True` says that the value of a pre hook is `(args, kwargs)`; "
             "write `pre_hook=True, with_kwargs=True`."
         )
+    check_model(model)
     check_method(model, method)
     if while_buffer is not None and while_buffer < 1:
         raise TypeError(
@@ -102,7 +108,7 @@ def plan(
         )
     probed: list[tuple[str, str]] = []
     acting: dict[str, dict[str, str | None]] = {}
-    patterns_acting: list[tuple[str, str, frozenset[str]]] = []
+    patterns_acting: list[tuple[str, str, frozenset[Wanted]]] = []
     for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
         named(what, fn)  # raises early
         patterns = []
@@ -112,13 +118,20 @@ def plan(
         probed += [(what, pattern) for pattern in patterns]
         for pattern, one in fn.items() if isinstance(fn, dict) else ():
             name = f"{what}[{pattern!r}]"
-            at = frozenset(key for key, acts in acting[what].items() if acts == name)
+            at = frozenset(
+                (c.site_key(root_method), c.call)
+                for c, key in key_of.items()
+                if acting[what][key] == name
+            )
             if one is not None and at:
                 patterns_acting.append((what, pattern, at))
     hooks, logs = acting["hook_fn"], acting["log_fn"]
     return Plan(
         tuple([(c, hooks[key], logs[key]) for c, key in key_of.items()]),
-        tuple((name, frozenset(key_of[c] for c in cs)) for name, cs in asked),
+        tuple(
+            (name, frozenset((c.site_key(root_method), c.call) for c in cs))
+            for name, cs in asked
+        ),
         tuple(patterns_acting),
         tuple(probed),
         where is None,
@@ -144,6 +157,19 @@ def named(what: str, fn: Any) -> list[tuple[str, Any]]:
                 f"{one!r}."
             )
     return [(name, one) for name, one in by_name.items() if one is not None]
+
+
+def check_model(model: Any) -> None:
+    if any(isinstance(p.node, eqx.Module) for p in places(model, "__call__")):
+        return
+    name = type(model).__name__
+    raise TypeError(
+        f"There is no module to be seen in the model, a {name}: hooks are put into the "
+        "modules of a pytree. Of a function that holds one, give the module itself: "
+        "write `eqx.filter_vmap(module)` for `jax.vmap(module)`, "
+        "`eqx.filter_jit(module)` for `jax.jit(module)`, and for a method or another "
+        "function `px.ForwardHook(module, method=...)`."
+    )
 
 
 def check_method(model: Any, method: Method) -> None:

@@ -4,6 +4,7 @@ It is built on what a hooked call does (sites, taps, signatures), so that what i
 is what a log will hold.
 """
 
+import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ from ._catalogue import class_name, static_modules
 from ._group import grouped
 from ._log import Numbering
 from ._parameters import is_array, Parameter, Parameters
-from ._plan import check_method, Method, root_method_of
+from ._plan import check_method, check_model, Method, root_method_of
 from ._reported import Axis, Call, Missing, Report, Tree
-from ._select import default_of, nearest, Place, places, select
+from ._select import Chosen, default_of, nearest, Place, places, select
 from ._signature import TapSpec
 from ._site import Axes
 from ._stage import stage, Staged
@@ -70,9 +71,12 @@ def report(
     [`peex.SiteNotFoundError`][] if a part of `where` matches nothing. What doesn't run
     or can't be brought out doesn't raise: it is in `missing`.
     """
+    check_model(model)
     check_method(model, method)
     root_method = root_method_of(model, method)
-    chosen, asked = select(model, where, root_method)
+    selected, asked = select(model, where, root_method)
+    one_call = {c.key(root_method) for c in selected if c.call is not None}
+    chosen, asked = _of_all_calls(selected), [(n, _of_all_calls(c)) for n, c in asked]
     at = {place.name: place for place in places(model, root_method)}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
     everything = tuple(dict.fromkeys((*chosen, *callable_)))
@@ -85,7 +89,12 @@ def report(
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
     entries = [made[id(node)] for node in staged.calls.logged]
-    entries = {c.key: c for c in entries if c.site in keys or c.is_inside}
+    all_calls = {c.key(root_method) for c in selected if c.call is None}
+    only = {c.site_key(root_method) for c in selected} - all_calls
+    keep = lambda c: (
+        c.is_inside or (c.key in one_call if c.site in only else c.site in keys)
+    )
+    entries = {c.key: c for c in entries if keep(c)}
     fired = {call.site for call in made.values()}
     fired |= {site.partition("#")[0] for site in fired}  # of a name, any
     # A pattern for values inside is one question to many modules.
@@ -111,6 +120,10 @@ def report(
     )
 
 
+def _of_all_calls(chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
+    return tuple(dict.fromkeys(dataclasses.replace(c, call=None) for c in chosen))
+
+
 class _Known:
     """Class and parameters of each site, by its key."""
 
@@ -120,7 +133,7 @@ class _Known:
         shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x
         copy = jtu.tree_map(shape, model)
         self._copied = Parameters(copy)
-        # The arrays of a program, each once, with the places that they have in the copy.
+        # The arrays of a program, each once, and the places that each has in the copy.
         arrays = lambda tree: [x for x in jtu.tree_leaves(tree) if is_array(x)]
         unique, places = once(arrays(model))
         self._positions: list[list[int]] = [[] for _ in unique]

@@ -15,8 +15,9 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from ._errors import SiteNotFoundError
+from ._keys import Key, split, split_call, split_method
 from ._site import suffix_of
-from ._walk import children, is_array, is_function, is_module, Key, stands_in, unwrap
+from ._walk import children, is_array, is_function, is_module, stands_in, unwrap
 
 
 class Place(NamedTuple):
@@ -90,24 +91,32 @@ def places(model: Any, root_method: str) -> list[Place]:
 @dataclasses.dataclass(frozen=True)
 class Chosen:
     """One chosen site: a module (or function) and its method; or a named value inside
-    of that, and which one of its name (`None`: all).
+    of that, and which one of its name (`None`: all). `call` is which further call of it
+    (`None`: all).
     """
 
     place: str
     method: str
     inside: str | None = None
     index: int | None = None
+    call: int | None = None
 
     def key(self, root_method: str) -> str:
+        """What was asked for."""
+        call = "" if self.call is None else f"#{self.call}"
+        return f"{self.module_key(root_method)}{call}{self.suffix}"
+
+    def module_key(self, root_method: str) -> str:
+        """The key of the module."""
         if self.method == "__call__" or (
             self.place == "." and self.method == root_method
         ):
-            return f"{self.place}{self.suffix}"
-        return f"{self.place}:{self.method}{self.suffix}"
+            return self.place
+        return f"{self.place}:{self.method}"
 
-    def module_key(self, root_method: str) -> str:
-        """The key of the module, of a value inside."""
-        return self.key(root_method).removesuffix(self.suffix)
+    def site_key(self, root_method: str) -> str:
+        """The key of its site, which is that of all calls."""
+        return f"{self.module_key(root_method)}{self.suffix}"
 
     @property
     def suffix(self) -> str:
@@ -177,13 +186,19 @@ def select(
         if not chosen:
             raise SiteNotFoundError(_not_found(name, all_places, model))
     wanted = {c for _, chosen in groups for c in chosen}
+    # What is wanted of all calls isn't wanted of one of them once more.
+    wanted = {
+        c for c in wanted if dataclasses.replace(c, call=None) not in wanted - {c}
+    }
     order = {p.name: i for i, p in enumerate(all_places)}
-    ordered = sorted(wanted, key=lambda c: (order[c.place], c.method, c.suffix))
+    ordered = sorted(
+        wanted, key=lambda c: (order[c.place], c.method, c.suffix, c.call or 0)
+    )
     return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
 
 
 def _not_found(name: str, all_places: list[Place], model: Any) -> str:
-    pattern = tuple(name.split("."))
+    pattern = split(name)
     for place in static_modules(model):
         if matches(pattern, place.key):
             return (
@@ -248,13 +263,25 @@ def _by_function(
 def _by_pattern(
     all_places: list[Place], pattern: str, root_method: str
 ) -> list[Chosen]:
-    chosen = _modules_by_pattern(all_places, pattern, root_method)
+    chosen = _calls_by_pattern(all_places, pattern, root_method)
     for around, name, index in _splits(pattern):
         if chosen:
             break
-        modules = _modules_by_pattern(all_places, around, root_method)
-        chosen = [Chosen(m.place, m.method, name, index) for m in modules]
+        modules = _calls_by_pattern(all_places, around, root_method)
+        chosen = [Chosen(m.place, m.method, name, index, m.call) for m in modules]
     return chosen
+
+
+def _calls_by_pattern(
+    all_places: list[Place], pattern: str, root_method: str
+) -> list[Chosen]:
+    """Modules; or, as in `"cell#1"`, one further call of each."""
+    chosen = _modules_by_pattern(all_places, pattern, root_method)
+    module, call = split_call(pattern)
+    if chosen or call is None:
+        return chosen
+    modules = _modules_by_pattern(all_places, module, root_method)
+    return [dataclasses.replace(m, call=call) for m in modules]
 
 
 def _splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
@@ -273,15 +300,21 @@ def _splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
 def _modules_by_pattern(
     all_places: list[Place], pattern: str, root_method: str
 ) -> list[Chosen]:
-    path, _, method = pattern.partition(":")
-    parts = () if path in (".", "") else tuple(path.split("."))
+    for place in all_places:
+        # A key as it is listed is that place, whatever signs it holds.
+        method = pattern.removeprefix(f"{place.name}:")
+        if pattern == place.name and (place.called or is_function(place.node)):
+            return [default_of(place, root_method)]
+        if method != pattern and _has_method(place, method):
+            return [Chosen(place.name, method)]
+    path, method = split_method(pattern)
+    parts = split(path)
     chosen = []
     for place in all_places:
         if not matches(parts, place.key):
             continue
         if method:
-            fn = getattr(type(place.node), method, None)
-            if isinstance(place.node, eqx.Module) and callable(fn):
+            if _has_method(place, method):
                 chosen.append(Chosen(place.name, method))
         elif place.called:
             chosen.append(default_of(place, root_method))
@@ -289,6 +322,11 @@ def _modules_by_pattern(
             # Functions are sites only where they are named.
             chosen.append(default_of(place, root_method))
     return chosen
+
+
+def _has_method(place: Place, method: str) -> bool:
+    is_module = isinstance(place.node, eqx.Module)
+    return is_module and callable(getattr(type(place.node), method, None))
 
 
 def matches(pattern: Key, key: Key) -> bool:
@@ -299,7 +337,9 @@ def matches(pattern: Key, key: Key) -> bool:
     tail = tuple(rest)
     if head == "**":
         return any(matches(tail, key[i:]) for i in range(len(key) + 1))
-    return bool(key) and fnmatch.fnmatchcase(key[0], head) and matches(tail, key[1:])
+    if not key or not (key[0] == head or fnmatch.fnmatchcase(key[0], head)):
+        return False
+    return matches(tail, key[1:])
 
 
 def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
@@ -356,6 +396,8 @@ def key_matches(pattern: str, key: str, suffix: str) -> bool:
     """Whether a pattern matches a key, which ends with `suffix` if it is that of a
     value inside of a module.
     """
+    if pattern == key:
+        return True
     if not suffix:
         return _module_matches(pattern, key)
     module = key.removesuffix(suffix)
@@ -369,7 +411,10 @@ def key_matches(pattern: str, key: str, suffix: str) -> bool:
 
 
 def _module_matches(pattern: str, key: str) -> bool:
-    path, _, method = pattern.partition(":")
-    key_path, _, key_method = key.partition(":")
-    split = lambda p: () if p in (".", "") else tuple(p.split("."))
-    return method == key_method and matches(split(path), split(key_path))
+    if pattern == key:
+        return True
+    (pattern, call), (key, key_call) = split_call(pattern), split_call(key)
+    path, method = split_method(pattern)
+    key_path, key_method = split_method(key)
+    same = method == key_method and call in (None, key_call)
+    return same and (path == key_path or matches(split(path), split(key_path)))

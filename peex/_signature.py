@@ -115,14 +115,70 @@ def _of_equation(eqn: Any) -> Signature:
 _WITHOUT_BODY = {
     getattr(lax, f"{name}_p")
     for name in (
-        "abs add and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp "
-        "concatenate conv_general_dilated convert_element_type cos cumlogsumexp cumsum "
-        "div dot_general dynamic_slice dynamic_update_slice eq erf exp expm1 floor "
-        "gather ge gt integer_pow iota is_finite le log log1p logistic lt max min mul "
-        "ne neg not or pad pow reduce_and reduce_max reduce_min reduce_or reduce_sum "
-        "reshape rev rsqrt select_n sign sin slice sort sqrt squeeze sub tan tanh "
-        "transpose"
-    ).split()
+        "abs",
+        "add",
+        "and",
+        "argmax",
+        "argmin",
+        "bitcast_convert_type",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "concatenate",
+        "conv_general_dilated",
+        "convert_element_type",
+        "cos",
+        "cumlogsumexp",
+        "cumsum",
+        "div",
+        "dot_general",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "eq",
+        "erf",
+        "exp",
+        "expm1",
+        "floor",
+        "gather",
+        "ge",
+        "gt",
+        "integer_pow",
+        "iota",
+        "is_finite",
+        "le",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "or",
+        "pad",
+        "pow",
+        "reduce_and",
+        "reduce_max",
+        "reduce_min",
+        "reduce_or",
+        "reduce_sum",
+        "reshape",
+        "rev",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "slice",
+        "sort",
+        "sqrt",
+        "squeeze",
+        "sub",
+        "tan",
+        "tanh",
+        "transpose",
+    )
 }
 
 

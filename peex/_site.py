@@ -91,6 +91,7 @@ class Site:
     - `inside`: of a named value inside of a module, its name, and which one of its name
         in a call of the module (`None`: all).
     - `suffix`: what the key has behind that of the module.
+    - `call`: which further call of the module it is of; `None` for all.
     """
 
     key: str
@@ -106,6 +107,11 @@ class Site:
     while_buffer: int | None
     inside: tuple[str, int | None] | None = None
     suffix: str = ""
+    call: int | None = None
+
+    def is_of(self, call: int) -> bool:
+        """Whether it is of this further call of its module."""
+        return self.call in (None, call)
 
     # Of this very object, not of all that equal it: see `excuse` in `_signature.py`.
     is_excused: ClassVar[bool] = False

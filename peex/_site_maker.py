@@ -32,25 +32,31 @@ class SiteMaker:
         inside: tuple[str, int | None] | None,
         hook: str | None,
         log: str | None,
+        call: int | None = None,
     ) -> Site | None:
         """A site, from its key and the names of its hook and log; `None` if there is
         nothing to do.
         """
-        plan, frozen = self.plan, self.collector.frozen
+        plan, collector = self.plan, self.collector
+        acting = collector.frozen.get(hook) if hook else None
+        if hook and acting is not None and call is not None:
+            acting = collector.of_one_call(hook)
         site = Site(
             key=key,
-            depth=self.collector.depth,
-            direct=self.collector.direct,
+            depth=collector.depth,
+            direct=collector.direct,
             backward=self.backward,
             pre=plan.pre,
             with_kwargs=plan.with_kwargs,
-            hook=frozen.get(hook) if hook else None,
-            log=frozen.get(log) if log else None,
-            indexed=hook in self.collector.indexed,
+            hook=acting,
+            log=collector.frozen.get(log) if log else None,
+            indexed=acting is not None
+            and (call is not None or hook in collector.indexed),
             asked=bool(plan.asked),
             while_buffer=plan.while_buffer,
             inside=inside,
             suffix=suffix,
+            call=call,
         )
         acts = site.hook is not None or site.log is not None or site.asked
         return site if acts else None
@@ -67,7 +73,7 @@ class SiteMaker:
             root_method = self.plan.root_method
             groups = self.collector.groups
             if names_probe(chosen, root_method, groups, module, name, index):
-                return self(key, suffix, None, hook, log)
+                return self(key, suffix, None, hook, log, chosen.call)
         return None
 
 
@@ -94,8 +100,8 @@ def sites_of(make: SiteMaker) -> Sites:
     sites: Sites = {}
     plan = make.plan
     for chosen, hook, log in plan.chosen:
-        key = chosen.key(plan.root_method)
-        site = make(key, chosen.suffix, chosen.value, hook, log)
+        key = chosen.site_key(plan.root_method)
+        site = make(key, chosen.suffix, chosen.value, hook, log, chosen.call)
         if site is not None:
             methods = sites.setdefault(chosen.place, {})
             methods[chosen.method] = (*methods.get(chosen.method, ()), site)

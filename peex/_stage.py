@@ -79,7 +79,9 @@ def stage(
         collector = Collector(next_depth())
         collector.groups = groups
         keys = [(c, c.key(root_method)) for c in chosen]
-        wanted = [x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})]
+        wanted = [
+            x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})
+        ]
         sites = _sites(wanted, collector.depth)
         collector.probes = _probes(probed, root_method, collector)
         collector.frame = sys._getframe()

@@ -64,7 +64,7 @@ def once(leaves: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 
 def eval_shape(fn: Callable[..., Any], *args: Any) -> Any:
-    """As `equinox.filter_eval_shape`; an array that is there twice is one inside, too."""
+    """As `equinox.filter_eval_shape`; an array that is there twice is one inside."""
     leaves, treedef = jtu.tree_flatten(args)
     unique, places = once(leaves)
 

@@ -13,9 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from . import _compat_equinox
-
-
-Key = tuple[str, ...]
+from ._keys import components, Key
 
 
 def children(
@@ -37,8 +35,8 @@ def children(
     if inside is not None:
         wrapped, rewrap = inside
         return [(key, wrapped)], lambda new: rewrap(new[0])
-    # A key of a dict may hold dots itself, as in models ported from PyTorch.
-    parts = [((*key, *_name(e).split(".")), child) for (e,), child in found]
+    names = components([entry for (entry,), _ in found])
+    parts = [((*key, *n), child) for n, (_, child) in zip(names, found, strict=True)]
     return parts, treedef.unflatten
 
 
@@ -93,13 +91,6 @@ def unwrap(model: Any) -> Any:
     while isinstance(model, AbstractWrapper):
         model = model.model
     return model
-
-
-def _name(entry: Any) -> str:
-    for attribute in ("name", "key", "idx"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
 
 
 def is_array(node: Any) -> bool:

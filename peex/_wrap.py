@@ -9,7 +9,7 @@ from . import _compat, _compat_equinox
 from ._collect import run_with
 from ._direct import Directness, runs_eagerly
 from ._fired import check_fired, refuse_lazy
-from ._group import grouped, named, refuse
+from ._group import named, refuse
 from ._hook_collector import HookCollector
 from ._instrument import stand_still, strip
 from ._plan import Method, Plan

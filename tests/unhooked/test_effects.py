@@ -318,5 +318,3 @@ def test_a_first_model_with_a_probe_compiles_once():
     for _ in range(3):
         run(m, X)
     assert len(traces) == 1
-
-

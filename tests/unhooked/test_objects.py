@@ -446,4 +446,6 @@ def test_taylor_series_over_a_site(outer, vmap):
         out, log = px.ForwardHook(layer, method=method)(x)
         value = jax.vmap(layer)(x) if vmap else layer(x)
         np.testing.assert_allclose(log["."], value, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), out, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), out, expected
+    )
