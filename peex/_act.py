@@ -43,7 +43,14 @@ def act(
     value = jtu.tree_unflatten(structure, seen)
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
-        value = hook(value, data) if site.indexed else hook(value)
+        try:
+            value = hook(value, data) if site.indexed else hook(value)
+        except HookShapeError as error:
+            if site.key in str(error):
+                raise
+            name = type(getattr(hook, "hook", hook)).__name__
+            message = f"The hook_fn of the site {site.key!r}, {name}, can't act: {error}"
+            raise HookShapeError(message) from None
         new = _check(site, seen, structure, value)
         pairs = zip(arrays, seen, new, strict=True)
         arrays = [old if y is x else y for old, x, y in pairs]

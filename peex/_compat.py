@@ -373,10 +373,13 @@ def plain_shape(shape: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def with_axis(shape: Any, place: int, size: int, mesh_axis: Any = None) -> Any:
+def with_axis(shape: Any, place: int, size: Any, mesh_axis: Any = None) -> Any:
     """What is known of an array, with one more axis (along a mesh axis, or none)."""
     new = {"shape": (*shape.shape[:place], size, *shape.shape[place:])}
     sharding = explicit_sharding(shape)
+    if sharding is None and mesh_axis is not None:
+        mesh = jax.sharding.get_abstract_mesh()
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     if sharding is not None:
         spec = (*sharding.spec, *[None] * (len(shape.shape) - len(sharding.spec)))
         spec = jax.sharding.PartitionSpec(*spec[:place], mesh_axis, *spec[place:])
@@ -405,6 +408,17 @@ def as_weak_as(x: Any, shape: Any) -> Any:
     if not shape.weak_type or jax.typeof(x).weak_type:
         return x
     return _convert_element_type(x, weak_type=True)
+
+
+def split_over(x: Any, mesh: Any, axes: Sequence[str]) -> Any:
+    """An array with its first axis sharded over these mesh axes, where shardings are
+    part of its type.
+    """
+    explicit = jax.sharding.AxisType.Explicit
+    if jax.sharding.get_abstract_mesh().empty or explicit not in mesh.axis_types:
+        return x
+    spec = jax.sharding.PartitionSpec(tuple(axes))
+    return jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec))
 
 
 def is_symbolic_zero(x: object) -> bool:

@@ -23,6 +23,9 @@ from ._signature import IN_RULE, of_jaxpr, Signature
 from ._site import Ask
 
 
+Shared = dict[tuple[int, str], Any]
+
+
 def signature(params: dict[str, Any]) -> Signature:
     inside = of_jaxpr(params["call_jaxpr"])
     if inside.asks:
@@ -57,10 +60,10 @@ def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     return jaxpr, list(_compat_jaxprs.open_jaxpr(jaxpr)[1])
 
 
-def _shared(sites: _Sites, collector: Collector) -> dict[str, Any]:
+def _shared(sites: _Sites, collector: Collector) -> Shared:
     # The rule gives no derivative with respect to a hook's arrays.
     return {
-        info.slot: [lax.stop_gradient(x) for x in collector.supply(info)]
+        info.name: [lax.stop_gradient(x) for x in collector.supply(info)]
         for info in sites.signature.shared
     }
 
@@ -154,7 +157,7 @@ def custom_vjp(
     return outs
 
 
-def _inside_rule(whose: Collector, shared: dict[str, Any]) -> Any:
+def _inside_rule(whose: Collector, shared: Shared) -> Any:
     """Sites that run inside of a rule hand nothing out: the function itself does."""
     return detached(_Dropping(whose.depth, whose.call, shared))
 
@@ -164,7 +167,7 @@ class _Dropping(Collector):
 
     silent = True
 
-    def __init__(self, depth: int, call: Call, shared: dict[str, Any]):
+    def __init__(self, depth: int, call: Call, shared: Shared):
         super().__init__(depth, call)
         self.shared = shared
 
@@ -172,9 +175,9 @@ class _Dropping(Collector):
         return _Dropping(self.depth, self.call, {})
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        if info.slot not in self.shared:
+        if info.name not in self.shared:
             lost(info.site, IN_RULE)
-        return self.shared[info.slot]
+        return self.shared[info.name]
 
 
 def _no_tangent(x: Any) -> Any:

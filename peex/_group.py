@@ -22,6 +22,14 @@ _SITE = re.compile(r"<site ([^>]*)>")
 _NUMBER = re.compile(r"^(\d+|\*)($|[:/].*)")
 
 
+# Of a generated class and the original one, JAX shows the same name.
+_KINDS = re.compile(
+    r"has a subtree of type\s*(<class '.*'>)\s*but at the same key path the full "
+    r"pytree has a subtree of different type\s*(<class '.*'>)",
+    re.DOTALL,
+)
+
+
 def named(error: Exception) -> list[str]:
     """The keys of the sites that an error of JAX's shows."""
     return list(dict.fromkeys(_SITE.findall(str(error))))
@@ -58,8 +66,21 @@ def refuse(error: Exception) -> NoReturn:
     """Explains JAX's refusal to bring modules with different sites together."""
     keys = ", ".join(repr(key) for key in named(error))
     raise SiteLostError(
-        f"The model brings modules of different structure together, among them {keys}: "
-        "a site carries its name and what acts there in its structure. Layers that are "
-        "stacked in the forward pass need the same hook_fn and log_fn, as in "
-        "`where='layers.*'`; or stack them when the model is built (`eqx.filter_vmap`)."
+        "The model brings modules of different structure together"
+        f"{f', among them {keys}' if keys else ''}: a site carries its name and what "
+        "acts there in the structure of its module. Layers that are stacked or averaged "
+        "in the forward pass must all be sites and need the same hook_fn and log_fn, "
+        "as in `where='layers.*'` (with `px.AtStep` for some of them); or stack them "
+        "when the model is built (`eqx.filter_vmap`). Call the modules where one of "
+        "several is chosen, as in `lax.cond(p, self.a, self.b, x)`. What comes from "
+        "outside of the model, as its frozen half, goes through the call as an argument, "
+        "so that it is made alike. Or hook the module around them."
     ) from error
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether JAX says by an error that structures differ, and they do so by sites."""
+    if type(error) not in (TypeError, ValueError):
+        return False  # not what derives from these
+    kinds = _KINDS.search(str(error))
+    return bool(named(error)) or (kinds is not None and kinds[1] == kinds[2])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import ArrayLike, PyTree
 
+from ._errors import HookShapeError
 from ._indexed import AbstractIndexedHook
 
 
@@ -78,28 +79,62 @@ class IdentityHook(AbstractHook):
         return value
 
 
+def _calculate(fn: Callable[[Any], Any], x: Any, name: str, other: Any) -> Any:
+    """`fn(x)` in the dtype of `x`, calculated in one that both operands fit in, in the
+    strict modes of JAX too.
+
+    **Raises:** `HookShapeError` if the other operand doesn't broadcast to `x`.
+    """
+    shape = jnp.shape(other)
+    try:
+        broadcasts = jnp.broadcast_shapes(shape, x.shape) == tuple(x.shape)
+    except ValueError:
+        broadcasts = False
+    if not broadcasts:
+        raise HookShapeError(
+            f"its {name} of shape {list(shape)} doesn't broadcast to the value, "
+            f"{x.dtype}{list(x.shape)}. Give one that does, as "
+            f"`jnp.zeros({tuple(x.shape)})`, or choose other sites with `where`."
+        )
+    wide = x
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits <= 8:
+        wide = x.astype(jnp.float32)  # nothing else is promoted with these
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        result = jnp.asarray(fn(wide))
+    if jnp.iscomplexobj(result) and not jnp.iscomplexobj(x):
+        result = result.real
+    return result.astype(x.dtype)
+
+
 class ScaleHook(AbstractHook):
-    """Multiplies every array of the value: `x -> scale * x`, in the dtype of `x`.
+    """Multiplies every array of the value: `x -> scale * x`, calculated in a dtype that
+    both fit in, and cast to that of `x`.
 
     A Python number is static; an array can be traced, trained and changed without
-    compiling anew.
+    compiling anew. It must broadcast against `x` without changing its shape, else a
+    [`peex.HookShapeError`][] is raised.
     """
 
     scale: ArrayLike
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        return _per_array(lambda x: jnp.asarray(self.scale * x, x.dtype), value)
+        scaled = lambda x: _calculate(lambda x: self.scale * x, x, "scale", self.scale)
+        return _per_array(scaled, value)
 
 
 class AddHook(AbstractHook):
-    """Adds to every array of the value: `x -> x + offset`, in the dtype of `x`, as for
-    a steering vector. `offset` must broadcast against `x` without changing its shape.
+    """Adds to every array of the value: `x -> x + offset`, calculated in a dtype that
+    both fit in, and cast to that of `x`; as for a steering vector.
+
+    `offset` must broadcast against `x` without changing its shape, else a
+    [`peex.HookShapeError`][] is raised.
     """
 
     offset: ArrayLike
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        return _per_array(lambda x: jnp.asarray(x + self.offset, x.dtype), value)
+        moved = lambda x: _calculate(lambda x: x + self.offset, x, "offset", self.offset)
+        return _per_array(moved, value)
 
 
 class ZeroHook(AbstractHook):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
@@ -58,7 +59,9 @@ class OnlyIf(AbstractLocal):
         new = self.hook(value, others) if local else self.hook(value)
         if difference(*jtu.tree_flatten(value), new) is not None:
             return new  # refused as that of any hook is
-        pick = lambda new, old: jnp.where(chosen, new, old)
+        pick = lambda new, old: lax.select(
+            jnp.broadcast_to(chosen, jnp.shape(old)), new, old
+        )
         return jtu.tree_map(pick, new, value)
 
 
@@ -149,7 +152,7 @@ class AtStep(AbstractIndexedHook):
         chosen = jnp.ones((), bool)
         for i, size in enumerate(axes.steps):
             mine = _chosen(key, steps[i] if i < len(steps) else None, size)
-            chosen = chosen[..., None] & mine
+            chosen = chosen[..., None] & mine.reshape((1,) * i + (size,))
         before, after = len(axes.devices), len(axes.batch)
         chosen = chosen.reshape((1,) * before + chosen.shape + (1,) * after)
         return [jnp.broadcast_to(chosen, axes.shape)]
@@ -179,9 +182,9 @@ def _chosen(key: str, steps: Any, size: int) -> Bool[Array, " steps"]:
             f"AtStep was given step {outside[0]}, but the loop around the site {key!r} "
             f"has {size} steps: 0 to {size - 1}, or negative ones from the end."
         )
-    steps = jnp.atleast_1d(jnp.asarray(steps))
+    steps = jnp.atleast_1d(jnp.asarray(steps)).astype(int)
     steps = jnp.where(steps < 0, steps + size, steps)
-    return jnp.any(jnp.arange(size)[:, None] == steps[None], axis=1)
+    return jnp.any(jnp.arange(size, dtype=steps.dtype)[:, None] == steps[None], axis=1)
 
 
 class _Patch(AbstractLocal):

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import primitives
 
 from . import _compat, _compat_jaxprs
@@ -33,7 +34,7 @@ class Feed:
     """
 
     slots: list[Any]
-    shared: dict[str, Any]
+    shared: dict[tuple[int, str], Any]
     whose: Collector
 
     def with_slots(self, slots: list[Any]) -> "Feed":
@@ -87,7 +88,7 @@ def lift(
         lost(*signature.lost[0])
     rule = rules[primitive.name]
     slots = [ask(args, info) for info in signature.asks]
-    shared = {info.slot: ask((), info) for info in signature.shared}
+    shared = {info.name: ask((), info) for info in signature.shared}
     if eager or rule.jit_options is not None:
         run = _compiled(primitive, rule, params, collector)
         with _compat.set_current_trace(below or _compat.current_trace()):
@@ -139,7 +140,7 @@ class _Body(Collector):
         return dataclasses.replace(mine, taps=signature.taps) if self.drops else mine
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        return self._shared[info.slot] if info.shared else next(self._slots)
+        return self._shared[info.name] if info.shared else next(self._slots)
 
 
 def evaluate(
@@ -202,10 +203,7 @@ def zeros(shape: Any) -> Any:
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         made = jnp.zeros(shape.shape, shape.dtype)
         return _compat.typed_as(made, shape)
-    like: Any = jax.ShapeDtypeStruct(shape.shape, shape.dtype)
-    data = jax.eval_shape(jax.random.key_data, like)
-    impl = jax.random.key_impl(like)
-    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impl)
+    return lax.full(shape.shape, 0, shape.dtype)
 
 
 # Run eagerly, a loop must not be compiled anew at every call, and a jitted function

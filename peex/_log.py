@@ -6,11 +6,13 @@ and the encoding of integer logs in the backward pass, where only floating point
 cotangents exist.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import Tracer
@@ -116,6 +118,23 @@ class Log(Mapping[str, Any]):
         is_list = isinstance(counts, list | tuple)
         self.counts = dict(zip(count_keys, counts, strict=True)) if is_list else counts
         return self
+
+
+def _to_bytes(aux: Any) -> bytes:
+    return json.dumps(aux).encode()
+
+
+def _from_bytes(data: bytes) -> Any:
+    keys, count_keys = json.loads(data)
+    return tuple(keys), tuple(count_keys)
+
+
+jax.export.register_pytree_node_serialization(
+    Log,
+    serialized_name="peex.Log",
+    serialize_auxdata=_to_bytes,
+    deserialize_auxdata=_from_bytes,
+)
 
 
 class Numbering:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -93,6 +94,9 @@ class MeanStd(NamedTuple):
 
     mean: PyTree[ArrayLike]
     std: PyTree[ArrayLike]
+
+
+jax.export.register_namedtuple_serialization(MeanStd, serialized_name="peex.MeanStd")
 
 
 class MeanStdLog(AbstractLog):
@@ -182,7 +186,9 @@ class HistogramLog(AbstractLog):
             x = jnp.abs(x) if jnp.iscomplexobj(x) else x
             # One comparison for each edge: compiled, these are fused into the sums, and
             # nothing of the size of the value is made.
-            least = [jnp.sum(x < e, dtype=jnp.int32) for e in jnp.asarray(self.edges)]
+            with jax.numpy_dtype_promotion("standard"):
+                below = [x < e for e in jnp.asarray(self.edges)]
+            least = [jnp.sum(b, dtype=jnp.int32) for b in below]
             bounds = jnp.stack([jnp.int32(0), *least, jnp.int32(x.size)])
             return jnp.diff(bounds)
 

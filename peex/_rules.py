@@ -195,12 +195,10 @@ class _LogsOnly(Collector):
         return self
 
     def takes(self, primitive: Any, info: Any) -> bool:
-        if primitive is ask_p:
-            return not info.shared
-        return primitive is tap_p
+        return primitive in (ask_p, tap_p)
 
     def part(self, signature: Signature) -> Signature:
-        return dataclasses.replace(signature, shared=())
+        return signature
 
 
 def _logs_out_first(primitive: Any) -> Callable[..., Any]:

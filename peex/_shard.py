@@ -83,8 +83,10 @@ def shard_map(
     inside = collector.part(signature(params))
     if not inside:
         return None
-    slots = [list(collector.supply(info)) for info in inside.asks]
-    shared = {info.slot: list(collector.supply(info)) for info in inside.shared}
+    mesh, axes = params["mesh"], _manual_axes(params)
+    split = lambda x: _compat.split_over(x, mesh, axes)
+    slots = [list(map(split, collector.supply(info))) for info in inside.asks]
+    shared = {info.name: list(collector.supply(info)) for info in inside.shared}
     devices = PartitionSpec(_manual_axes(params))
 
     def body(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:

@@ -77,7 +77,7 @@ def join(parts: Iterable[Signature]) -> Signature:
     parts = [p for p in parts if p]
     if not parts:
         return EMPTY
-    shared = {(a.site.depth, a.slot): a for p in parts for a in p.shared}
+    shared = {a.name: a for p in parts for a in p.shared}
     return Signature(
         tuple(t for p in parts for t in p.taps),
         tuple(a for p in parts for a in p.asks),

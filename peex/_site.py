@@ -176,25 +176,25 @@ class Axes:
     batches, each outermost first. `shape` is all that comes before the value's own.
     """
 
-    devices: tuple[int, ...] = ()
-    steps: tuple[int, ...] = ()
-    batch: tuple[int, ...] = ()
+    devices: tuple[Any, ...] = ()
+    steps: tuple[Any, ...] = ()
+    batch: tuple[Any, ...] = ()
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Any, ...]:
         return self.devices + self.steps + self.batch
 
-    def with_device(self, size: int) -> "Axes":
+    def with_device(self, size: Any) -> "Axes":
         return dataclasses.replace(self, devices=(size, *self.devices))
 
-    def with_step(self, size: int) -> "Axes":
+    def with_step(self, size: Any) -> "Axes":
         return dataclasses.replace(self, steps=(size, *self.steps))
 
-    def with_batch(self, size: int) -> "Axes":
+    def with_batch(self, size: Any) -> "Axes":
         return dataclasses.replace(self, batch=(size, *self.batch))
 
     @property
-    def count_shape(self) -> tuple[int, ...]:
+    def count_shape(self) -> tuple[Any, ...]:
         """The shape of a count, in which a `Ring` is an axis of size 1."""
         return tuple(1 if isinstance(n, Ring) else n for n in self.shape)
 
@@ -252,6 +252,11 @@ class Ask:
     def shared(self) -> bool:
         return self.slot not in ("log", "data")
 
+    @property
+    def name(self) -> tuple[int, str]:
+        """What tells it from other shared ones: wrappers may have equal slots."""
+        return self.site.depth, self.slot
+
 
 def ask_arrays(site: Site, frozen: Frozen) -> Ask:
     return Ask(site, frozen.name, frozen.shapes)
@@ -269,7 +274,7 @@ class Mark:
     structure: Any
     places: tuple[int, ...]
     num_buffers: int
-    batch: tuple[int, ...] = ()
+    batch: tuple[Any, ...] = ()
     names: tuple[Any, ...] = ()
 
     @property

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.export
 
 from ._backward import BackwardHook
 from ._forward import ForwardHook
@@ -16,6 +18,9 @@ class Logs(NamedTuple):
 
     backward: Log | None
     forward: Log | None
+
+
+jax.export.register_namedtuple_serialization(Logs, serialized_name="peex.Logs")
 
 
 def value_and_grad(

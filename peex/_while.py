@@ -68,16 +68,24 @@ def _put(spec: TapSpec, ring: State, new: list[Any]) -> State:
         *new, added = new
     else:
         added = jnp.ones_like(count)
+    # All in int32, and of equal ranks: a strict mode of JAX promotes nothing.
+    added = added.astype(count.dtype)
     ran = added > 0
-    slots = jnp.arange(_size(spec)).reshape(-1, *(1,) * puts.ndim)
-    here = (slots == puts % _size(spec)) & ran
+    here = (_slots(spec, puts) == (puts % _size(spec))[None]) & ran[None]
 
     def put(old: Any, new: Any) -> Any:
         where = here.reshape(here.shape + (1,) * (old.ndim - here.ndim))
-        return jnp.where(where, new[None], old)
+        new = jnp.broadcast_to(new[None].astype(old.dtype), old.shape)
+        return lax.select(jnp.broadcast_to(where, old.shape), new, old)
 
     kept = [put(o, n) for o, n in zip(kept, new, strict=True)]
-    return kept, count + added, puts + ran
+    return kept, count + added, puts + ran.astype(puts.dtype)
+
+
+def _slots(spec: TapSpec, puts: Any) -> Any:
+    """The numbers of the slots of a ring, along an axis in front of those of `puts`."""
+    slots = jnp.arange(_size(spec), dtype=puts.dtype)
+    return slots.reshape(-1, *(1,) * puts.ndim)
 
 
 def _read(spec: TapSpec, ring: State) -> list[Any]:
@@ -87,7 +95,7 @@ def _read(spec: TapSpec, ring: State) -> list[Any]:
         return [*(x[0] for x in kept), count]
     size = _size(spec)
     oldest = jnp.where(puts >= size, puts % size, 0)
-    order = (jnp.arange(size).reshape(-1, *(1,) * puts.ndim) + oldest) % size
+    order = (_slots(spec, puts) + oldest[None]) % size
 
     def read(x: Any) -> Any:
         index = order.reshape(order.shape + (1,) * (x.ndim - order.ndim))

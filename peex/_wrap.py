@@ -9,7 +9,7 @@ from . import _compat, _compat_equinox
 from ._collect import run_with
 from ._direct import Directness, runs_eagerly
 from ._fired import check_fired, refuse_lazy
-from ._group import named, refuse
+from ._group import is_refusal, refuse
 from ._hook_collector import HookCollector
 from ._instrument import stand_still, strip
 from ._plan import Method, Plan
@@ -73,8 +73,7 @@ def _run(
             args, kwargs = stand_still(instrumented, args, kwargs)
             out = call_method(instrumented, plan.method, args, kwargs)
     except (TypeError, ValueError) as error:
-        # Those by which JAX says that structures differ; not what derives from them.
-        if type(error) in (TypeError, ValueError) and named(error):
+        if is_refusal(error):
             refuse(error)
         raise
     finally:

@@ -1,0 +1,439 @@
+"""JAX's strict modes, odd dtypes, random keys, loops with batched conditions, modules as
+values, exported programs, meshes.
+"""
+
+import contextlib
+
+import equinox as eqx
+import jax
+import jax.export
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from twin_case import linear
+
+import peex as px
+
+
+X = jnp.arange(3.0)
+
+
+@contextlib.contextmanager
+def strict():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def while_loop(f, x):
+    return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, f(s[1])), (0, x))[1]
+
+
+def nested(f, x):
+    def outer(x, _):
+        return while_loop(lambda x: f(x) * 0.5, x), None
+
+    return lax.scan(outer, x, length=2)[0]
+
+
+def while_in_while(f, x):
+    return while_loop(lambda x: while_loop(f, x), x)
+
+
+def branch(f, x):
+    return lax.cond(x[0] < 9, lambda x: f(x), lambda x: x, x)
+
+
+LOOPS = {
+    "while": while_loop,
+    "while in scan": nested,
+    "while in while": while_in_while,
+    "scan": lambda f, x: lax.scan(lambda x, _: (f(x), None), x, length=3)[0],
+    "cond": branch,
+    "cond in while": lambda f, x: while_loop(lambda x: branch(f, x), x),
+    "vmapped while": lambda f, x: jax.vmap(lambda x: while_loop(f, x))(x[None])[0],
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("buffer", [None, 2])
+@pytest.mark.parametrize("name", LOOPS)
+def test_strict_modes(name, buffer, x64):
+    with jax.enable_x64(x64):
+        layer = linear(3, 3, 0)
+        method = lambda m, x: LOOPS[name](lambda x: jnp.tanh(m(x)), x)
+        x = jnp.arange(3.0)
+        hooked = px.ForwardHook(layer, method=method, while_buffer=buffer)
+        expected = hooked(x)
+        with strict():
+            found = eqx.filter_jit(lambda h, x: h(x))(hooked, x)
+        same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
+        jax.tree.map(same, found, expected)
+        # And what is returned is what the model returns.
+        assert found[0].dtype == method(layer, x).dtype
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int16, jnp.int32, jnp.uint8])
+def test_steps_of_any_integer_type(dtype):
+    layer = linear(3, 3, 0)
+    run = lambda m, x: lax.scan(lambda x, _: (m(x), None), x, length=4)[0]
+    nested = lambda m, x: lax.scan(lambda x, _: (run(m, x), None), x, length=2)[0]
+    for steps, method in (
+        (jnp.array([1, 3], dtype), run),
+        ((jnp.array(1, dtype), jnp.array([0], dtype)), nested),
+    ):
+        hooked = px.ForwardHook(layer, px.AtStep(px.ZeroHook(), steps), method=method)
+        with strict():
+            _, log = hooked(X)
+        zero = np.all(np.asarray(log["."]) == 0, axis=-1)
+        assert zero.sum() == (2 if method is run else 1)
+
+
+DTYPES = [jnp.int32, jnp.int8, jnp.bfloat16, jnp.float16, jnp.complex64, jnp.float32]
+DTYPES += [jnp.float8_e4m3fn, jnp.float8_e5m2]
+HOOKS = {
+    "scale": (px.ScaleHook(2.0), lambda x: 2.0 * x),
+    "scale array": (px.ScaleHook(jnp.array(2.0)), lambda x: 2.0 * x),
+    "add": (px.AddHook(1.0), lambda x: x + 1.0),
+    "add array": (px.AddHook(jnp.array([1.0])), lambda x: x + 1.0),
+    "add more": (px.AddHook(np.ones(3)), lambda x: x + 1.0),
+    "chain": (px.Chain(px.ScaleHook(2), px.AddHook(1)), lambda x: 2 * x + 1),
+}
+
+
+@pytest.mark.parametrize("mode", ["standard", "strict"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.dtype.name)
+@pytest.mark.parametrize("name", HOOKS)
+def test_built_in_hooks_keep_every_dtype(name, dtype, mode):
+    hook, twin = HOOKS[name]
+    x = jnp.array([[1, 2, 3], [3, 2, 1]]).astype(dtype)
+    with strict() if mode == "strict" else contextlib.nullcontext():
+        found, log = px.ForwardHook(eqx.nn.Identity(), hook)(x)
+    assert found.dtype == dtype and log["."].dtype == dtype
+    wide = np.complex128 if dtype == jnp.complex64 else np.float64
+    expected = twin(np.asarray(x).astype(wide))
+    np.testing.assert_allclose(np.asarray(found).astype(wide), expected)
+
+
+@pytest.mark.parametrize("edges", [[1, 2], jnp.array([1.0, 2.5]), np.array([2.0])])
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bfloat16, jnp.float32])
+def test_histograms_in_strict_mode(edges, dtype):
+    x = jnp.array([0, 1, 2, 3], dtype)
+    with strict():
+        _, log = px.ForwardHook(eqx.nn.Identity(), log_fn=px.HistogramLog(edges))(x)
+    bounds = [-np.inf, *np.asarray(edges), np.inf]
+    expected = np.histogram(np.asarray(x).astype(float), bounds)[0]
+    np.testing.assert_array_equal(log["."], expected)
+
+
+@pytest.mark.parametrize("hook", [px.AddHook, px.ScaleHook])
+def test_an_offset_that_does_not_fit_names_the_site(hook):
+    name = hook.__name__
+    for other in (jnp.ones(4), jnp.ones((2, 3))):
+        match = f"the site 'layer', {name}, can't act: its .* doesn't broadcast.*3"
+        hooked = px.ForwardHook(Whole(linear(3, 3, 0)), hook(other))
+        with pytest.raises(px.HookShapeError, match=match):
+            hooked(X)
+        with pytest.raises(px.HookShapeError, match=match):
+            px.BackwardHook(Whole(linear(3, 3, 0)), hook(other)).init(X)
+
+
+class Whole(eqx.Module):
+    layer: eqx.Module
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+#
+# Loops with batched conditions.
+#
+
+
+def adaptive(m, x):
+    """Runs until the value is small: for each example another time."""
+    step = lambda s: (s[0] + 1, 0.5 * jnp.tanh(m(s[1])))
+    check = lambda s: (s[0] < 5) & (jnp.sum(jnp.abs(s[1])) > 0.3)
+    return lax.while_loop(check, step, (0, x))[1]
+
+
+ARRAYS = {
+    "hook": (px.AddHook(0.1 * jnp.ones(3)), None),
+    "log": (None, px.HistogramLog(jnp.array([0.0, 0.1]))),
+    "both": (px.ScaleHook(jnp.array(0.9)), px.HistogramLog(jnp.array([0.0]))),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("nest", [False, True], ids=["one", "two"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_hooks_with_arrays_in_a_vmapped_adaptive_loop(name, nest, jit):
+    hook, log_fn = ARRAYS[name]
+    layer = linear(3, 3, 0)
+    model = px.ForwardHook(layer, px.AddHook(jnp.ones(3)), None) if nest else layer
+    run = (lambda m, x: adaptive(lambda x: m(x)[0], x)) if nest else adaptive
+    mapped = lambda m, xs: jax.vmap(lambda x: run(m, x))(xs)
+    xs = jnp.stack([X, -3 * X, 0.1 * X])
+    wrap = eqx.filter_jit if jit else lambda f: f
+    out, log = wrap(px.ForwardHook(model, hook, log_fn, method=mapped))(xs)
+    one = px.ForwardHook(model, hook, log_fn, method=run)
+    for i, x in enumerate(xs):
+        expected, alone = one(x)
+        np.testing.assert_allclose(out[i], expected, rtol=1e-5)
+        for key in alone:
+            np.testing.assert_allclose(log[key][i], alone[key], rtol=1e-5)
+            assert log.counts[key][i] == alone.counts[key]
+    if hook is not None:
+        trained = lambda h: jnp.sum(wrap(px.ForwardHook(model, h, method=mapped))(xs)[0])
+        jax.jvp(trained, (hook,), (jax.tree.map(jnp.ones_like, hook),))
+
+
+#
+# Random keys.
+#
+
+
+class Drawing(eqx.Module):
+    """Takes a random key, and returns one."""
+
+    def __call__(self, key):
+        return jr.split(key)[0]
+
+
+KEYS = {
+    "while": while_loop,
+    "cond": lambda f, k: lax.cond(jr.bernoulli(k), f, lambda k: k, k),
+    "scan": lambda f, k: lax.scan(lambda k, _: (f(k), None), k, length=3)[0],
+    "vmapped while": lambda f, k: jax.vmap(lambda k: while_loop(f, k))(jr.split(k)),
+}
+
+
+@pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize("buffer", [None, 2])
+@pytest.mark.parametrize("name", KEYS)
+def test_random_keys(name, buffer, pre):
+    method = lambda m, key: KEYS[name](m, key)
+    model, key = Drawing(), jr.key(1)
+    hooked = px.ForwardHook(model, method=method, while_buffer=buffer, pre_hook=pre)
+    for wrap in (lambda f: f, eqx.filter_jit):
+        out, log = wrap(hooked)(key)
+        assert jnp.all(jr.key_data(out) == jr.key_data(method(model, key)))
+        (entry,) = jax.tree.leaves(log["."])
+        assert jnp.issubdtype(entry.dtype, jax.dtypes.prng_key)
+        if name == "while" and buffer is None and not pre:
+            assert jnp.all(jr.key_data(entry) == jr.key_data(out))
+
+
+#
+# Modules as values.
+#
+
+
+class Choosing(eqx.Module):
+    a: eqx.nn.Linear
+    b: eqx.nn.Linear
+    how: str = eqx.field(static=True)
+
+    def __call__(self, x):
+        if self.how == "cond":
+            return lax.cond(x[0] < 9, lambda: self.a, lambda: self.b)(x)
+        if self.how == "switch":
+            return lax.switch(1, [lambda m=m: m for m in (self.a, self.b)])(x)
+        if self.how == "carry":
+            swap = lambda pair, _: (pair[::-1], None)
+            (a, _), _ = lax.scan(swap, (self.a, self.b), length=1)
+            return a(x)
+        if self.how == "average":
+            mean = jax.tree.map(lambda a, b: (a + b) / 2, self.a, self.b)
+            return mean(x)
+        plain = eqx.nn.Linear(3, 3, key=jr.key(2))
+        return jax.tree.map(lambda a, b: a + b, self.a, plain)(x)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("how", ["cond", "switch", "carry", "average", "plain"])
+def test_modules_as_values_are_refused_by_name(how, jit):
+    model = Choosing(linear(3, 3, 0), linear(3, 3, 1), how)
+    model(X)
+    wrap = eqx.filter_jit if jit else lambda f: f
+    among = "" if how == "plain" else ", among them '[ab]'"
+    match = f"brings modules .* together{among}.*Call the modules where"
+    for run in (
+        lambda m: px.ForwardHook(m)(X),
+        lambda m: px.BackwardHook(m).init(X),
+        lambda m: px.value_and_grad(lambda m, x: jnp.sum(m(x)))(m, X),
+    ):
+        with pytest.raises(px.SiteLostError, match=match):
+            wrap(run)(model)
+    # Of the sites that stay, nothing is refused.
+    out, _ = wrap(px.ForwardHook(model, None, None))(X)
+    np.testing.assert_allclose(out, model(X), rtol=1e-6)
+
+
+class Stacking(eqx.Module):
+    ls: list[eqx.nn.Linear]
+
+    def __call__(self, x):
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *self.ls)
+        return lax.scan(lambda x, f: (jnp.tanh(f(x)), None), x, stacked)[0]
+
+
+def stack():
+    return Stacking([linear(3, 3, i) for i in range(3)])
+
+
+def stack_values(model, x):
+    out = []
+    for f in model.ls:
+        out.append(f(x))
+        x = jnp.tanh(out[-1])
+    return jnp.stack(out), x
+
+
+@pytest.mark.parametrize("where", [None, "ls.*", "**", ["ls.0", "ls.1", "ls.2"]])
+def test_stacked_layers_with_everything(where):
+    model = stack()
+    values, out = stack_values(model, X)
+    loss = lambda m, x: jnp.sum(m(x))
+    run = px.value_and_grad(loss, forward=px.IdentityLog(), where=where)
+    for wrap in (lambda f: f, eqx.filter_jit):
+        (value, logs), grads = wrap(run)(model, X)
+        np.testing.assert_allclose(value, jnp.sum(out), rtol=1e-5)
+        np.testing.assert_allclose(logs.forward["ls.*"], values, rtol=1e-5)
+        assert logs.backward["ls.*"].shape == (3, 3)
+        expected = eqx.filter_grad(loss)(model, X)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, expected)
+    inner = px.ForwardHook(model, where=where)
+    (out2, log1), log2 = px.ForwardHook(inner, where=where)(X)
+    np.testing.assert_allclose(out2, out, rtol=1e-5)
+    np.testing.assert_allclose(log1["ls.*"], log2["ls.*"], rtol=1e-5)
+
+
+def test_one_of_the_layers_that_are_stacked():
+    for where in ("ls.1", ["ls.0", "ls.1"]):
+        with pytest.raises(px.SiteLostError, match=r"where='layers\.\*'.*px.AtStep"):
+            px.ForwardHook(stack(), where=where)(X)
+    hooks = {"ls.0": px.ZeroHook(), "ls.*": None}
+    with pytest.raises(px.SiteLostError, match="need the same hook_fn and log_fn"):
+        px.ForwardHook(stack(), hooks)(X)
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
+def test_partition_and_combine_in_the_loss(order, wrap):
+    model = Whole(eqx.nn.MLP(3, 3, 4, 2, key=jr.key(0)))
+    spec = jax.tree.map(lambda _: False, model)
+    last = lambda m: (m.layer.layers[-1].weight, m.layer.layers[-1].bias)
+    spec = eqx.tree_at(last, spec, (True, True))
+    trained, frozen = eqx.partition(model, spec)
+
+    def loss(trained, frozen, x):
+        halves = (frozen, trained) if order else (trained, frozen)
+        return jnp.sum(eqx.combine(*halves)(x) ** 2)
+
+    run = px.value_and_grad(loss, forward=px.IdentityLog())
+    (value, logs), grads = wrap(run)(trained, frozen, X)
+    expected, grad = eqx.filter_value_and_grad(loss)(trained, frozen, X)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert jax.tree.structure(grads) == jax.tree.structure(grad)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, grad)
+    _, plain = px.ForwardHook(model)(X)
+    assert list(logs.forward) == list(logs.backward) == list(plain)
+    for key in plain:
+        np.testing.assert_allclose(logs.forward[key], plain[key], rtol=1e-6)
+
+
+def test_a_frozen_copy_that_runs_says_nothing():
+    model = Whole(linear(3, 3, 0))
+
+    def loss(m, average, x):
+        return jnp.sum((m(x) - average(x)) ** 2)
+
+    average = jax.tree.map(lambda w: w / 2, model)
+    (_, logs), _ = px.value_and_grad(loss)(model, average, X)
+    assert list(logs.backward) == ["layer"]
+
+
+#
+# Exported programs.
+#
+
+
+def test_a_log_in_an_exported_program():
+    model = Whole(linear(3, 3, 0))
+    shape = jax.export.symbolic_shape("n, 3")
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    def run(xs):
+        method = lambda m, xs: lax.map(m, xs)
+        return px.ForwardHook(model, method=method)(xs)
+
+    exported = jax.export.export(jax.jit(run))(x)
+    again = jax.export.deserialize(exported.serialize())
+    for n in (2, 5):
+        xs = jr.normal(jr.key(n), (n, 3))
+        out, log = again.call(xs)
+        assert isinstance(log, px.Log) and list(log) == ["layer"]
+        np.testing.assert_allclose(out, jax.vmap(model)(xs), rtol=1e-6)
+        np.testing.assert_allclose(log["layer"], out, rtol=1e-6)
+
+
+def test_statistics_and_counts_in_an_exported_program():
+    model = Whole(linear(3, 3, 0))
+    run = lambda x: px.ForwardHook(
+        model, log_fn=px.MeanStdLog(), method=lambda m, x: branch(m, x)
+    )(x)
+    exported = jax.export.export(jax.jit(run))(X)
+    _, log = jax.export.deserialize(exported.serialize()).call(X)
+    _, expected = run(X)
+    np.testing.assert_allclose(log["layer"].std, expected["layer"].std, rtol=1e-6)
+    assert int(log.counts["layer"]) == 1
+
+
+#
+# Meshes.
+#
+
+
+def mesh():
+    return jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+
+
+def test_shard_map_on_an_explicit_mesh_with_closed_over_weights():
+    layer = linear(3, 3, 0)
+    with jax.set_mesh(mesh()):
+        xs = jax.device_put(jr.normal(jr.key(0), (8, 3)), P("d", None))
+
+        def run(m, xs):
+            body = lambda xs: jax.vmap(m)(xs)
+            return jax.shard_map(body, in_specs=P("d", None), out_specs=P("d", None))(xs)
+
+        out, log = px.ForwardHook(layer, method=run)(xs)
+        expected = jax.vmap(layer)(xs)
+        np.testing.assert_allclose(out, expected, rtol=1e-5)
+        hooked = px.BackwardHook(layer, method=run).init(xs)
+        loss = lambda h, xs: jnp.sum(jnp.sin(h(xs)))
+        grads = eqx.filter_jit(eqx.filter_grad(loss))(hooked, xs)
+        np.testing.assert_allclose(
+            np.asarray(grads.log["."]).reshape(8, 3), jnp.cos(expected), rtol=1e-5
+        )
+        loss = lambda m, xs: jnp.sum(jnp.sin(run(m, xs)))
+        (_, logs), _ = eqx.filter_jit(px.value_and_grad(loss))(layer, xs)
+        np.testing.assert_allclose(logs.backward["."], grads.log["."], rtol=1e-5)
+
+
+def test_backward_logs_on_an_explicit_mesh_are_sharded_as_the_values():
+    layer = linear(3, 3, 0)
+    m = mesh()
+    with jax.set_mesh(m):
+        xs = jax.device_put(jr.normal(jr.key(0), (8, 3)), P("d", None))
+        run = lambda f, xs: jax.vmap(f)(xs)
+        loss = lambda f, xs: jnp.sum(jnp.sin(run(f, xs)))
+        (_, logs), _ = eqx.filter_jit(px.value_and_grad(loss))(layer, xs)
+        assert jax.typeof(logs.backward["."]).sharding.spec == P("d", None)
+        hooked = px.BackwardHook(layer, method=run).init(xs)
+        assert hooked.log["."].sharding == NamedSharding(m, P("d", None))
+        grads = eqx.filter_grad(lambda h, xs: jnp.sum(jnp.sin(h(xs))))(hooked, xs)
+        assert jax.typeof(grads.log["."]).sharding.spec == P("d", None)
