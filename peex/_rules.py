@@ -117,7 +117,8 @@ def _run_scan(params: Params, args: Sequence[Any], feed: Feed) -> Outcome:
         body,
         list(init),
         (list(xs), _move_steps(feed.slots, inside.asks, out=False)),
-        length=params["length"],
+        # A symbolic one, as in `jax.export`, is that of the inputs.
+        length=None if xs else params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
