@@ -49,7 +49,9 @@ def act(
             if site.key in str(error):
                 raise
             name = type(getattr(hook, "hook", hook)).__name__
-            message = f"The hook_fn of the site {site.key!r}, {name}, can't act: {error}"
+            message = (
+                f"The hook_fn of the site {site.key!r}, {name}, can't act: {error}"
+            )
             raise HookShapeError(message) from None
         new = _check(site, seen, structure, value)
         pairs = zip(arrays, seen, new, strict=True)

@@ -161,7 +161,15 @@ class BackwardHook(AbstractWrapper):
             _, collector = _run(hooked, None, args, kwargs)
             return Log(collector.made)
 
-        shapes = eval_shape(log, self, args, kwargs)
+        try:
+            shapes = eval_shape(log, self, args, kwargs)
+        except _compat.VALUE_ERRORS as error:
+            error.add_note(
+                "`px.BackwardHook.init` traces the call, as `jax.jit` does, to find the "
+                "shapes of the log: the model's Python can't look at the values of "
+                "arrays there. Write `jax.lax.cond` or `jnp.where` for a branch on them."
+            )
+            raise
         log_ = jtu.tree_map(zeros, shapes)
         is_log = lambda x: x is None or isinstance(x, Log)
         return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)
@@ -180,7 +188,7 @@ class BackwardHook(AbstractWrapper):
         """
         if self.log is None and self.plan.logs:
             raise NotInitialisedError(
-                "This BackwardHook logs, so it must know the shapes of its log before "
+                f"This BackwardHook, the one around {_described(self.model)}, logs, so it must know the shapes of its log before "
                 "it is called: write `hooked = px.BackwardHook(model).init(x)` with "
                 "arguments like those of the call (arrays or `jax.ShapeDtypeStruct`s). "
                 "If you don't want a log, write `log_fn=None`."
@@ -196,6 +204,14 @@ class BackwardHook(AbstractWrapper):
                     "`.init(...)` again with arguments like those of this call."
                 )
         return out
+
+
+def _described(model: Any) -> str:
+    around = ""
+    while isinstance(model, AbstractWrapper):
+        around += f"a {type(model).__name__} around "
+        model = model.model
+    return f"{around}a {type(model).__name__}"
 
 
 # No method: Equinox makes a module of each that is looked up, which takes long.

@@ -62,6 +62,14 @@ def current_trace() -> Trace:
     return trace_ctx.trace
 
 
+# What JAX raises where Python looks at the value of an array that is traced.
+VALUE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
 def is_eval_trace(trace: Trace) -> bool:
     """Whether `trace` runs primitives at once, on concrete arrays."""
     return type(trace).__name__ == "EvalTrace"

@@ -78,6 +78,28 @@ def refuse(error: Exception) -> NoReturn:
     ) from error
 
 
+# How functions say it that were traced or compiled before, without hooks.
+_FIXED = re.compile(
+    "Closure-converted function called with different dynamic arguments"
+    "|Function compiled with input pytree does not match the input pytree"
+)
+
+
+def refuse_fixed(error: Exception) -> None:
+    """Explains it if a function refuses the model's modules with their sites, since it
+    was made of them without hooks.
+    """
+    if _FIXED.search(str(error)) is None:
+        return
+    raise SiteLostError(
+        "The model gives its own modules to a function that was traced or compiled "
+        "before, without hooks (by `equinox.filter_closure_convert`, or by `lower` and "
+        "`compile`): it takes no modules with sites, and nothing inside of it can be "
+        "hooked. Choose sites outside of these modules with `where`, or have the "
+        "function made inside of the call."
+    ) from error
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether JAX says by an error that structures differ, and they do so by sites."""
     if type(error) not in (TypeError, ValueError):

@@ -133,7 +133,9 @@ class AddHook(AbstractHook):
     offset: ArrayLike
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        moved = lambda x: _calculate(lambda x: x + self.offset, x, "offset", self.offset)
+        moved = lambda x: _calculate(
+            lambda x: x + self.offset, x, "offset", self.offset
+        )
         return _per_array(moved, value)
 
 

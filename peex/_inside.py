@@ -113,11 +113,7 @@ def trace(
     _tracing.depth += 1
     try:
         jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-    ) as error:
+    except _compat.VALUE_ERRORS as error:
         current = _compat.current_trace()
         if not getattr(current, "eager", _compat.is_eval_trace(current)):
             raise  # as it would without peex

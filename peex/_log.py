@@ -43,6 +43,13 @@ class Log(Mapping[str, Any]):
         log["layers.0"].shape  # (4,)
         ```
 
+    Two are equal if the same sites logged the same values, in the same order.
+
+    **Arguments:**
+
+    - `entries`, `counts`: mappings from keys to what is logged there, and to how often
+        the site ran. A log of one's own can be the source of a [`peex.PatchHook`][].
+
     **Attributes:**
 
     - `counts`: how often a site ran (int32, with the step and batch axes of its log),
@@ -80,6 +87,25 @@ class Log(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __eq__(self, other: object) -> Any:
+        """Whether the same sites logged the same, in the same order: a bool, or an
+        array of one where values are traced.
+        """
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        if not isinstance(other, Log):
+            other = Log(other)
+        entries = list(self.items()), list(other.items())
+        return eqx.tree_equal((entries[0], self.counts), (entries[1], other.counts))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __ne__(self, other: object) -> Any:
+        equal = self.__eq__(other)
+        if equal is NotImplemented or isinstance(equal, bool):
+            return equal if equal is NotImplemented else not equal
+        return ~equal
 
     def __repr__(self) -> str:
         counts = f", counts={self.counts}" if self.counts else ""

@@ -150,6 +150,11 @@ def named(what: str, fn: Any) -> list[tuple[str, Any]]:
     if isinstance(fn, dict):
         by_name = {f"{what}[{pattern!r}]": one for pattern, one in fn.items()}
     for name, one in by_name.items():
+        if isinstance(one, type) and issubclass(one, eqx.Module):
+            raise TypeError(
+                f"`{name}` is the class {one.__name__} itself; give an instance of it, "
+                f"as `{one.__name__}(...)`."
+            )
         allowed = callable(one) or isinstance(one, AbstractIndexedHook) or one is None
         if not allowed:
             raise TypeError(

@@ -150,6 +150,9 @@ def select(
     **Raises:** `SiteNotFoundError` where a part of `where` chooses nothing.
     """
     all_places = places(model, root_method)
+    listed = [where] if isinstance(where, type) else where
+    listed = listed if isinstance(listed, list | tuple | set | frozenset) else []
+    classes = {part.__name__: part for part in listed if isinstance(part, type)}
     if where is None:
         chosen = [default_of(p, root_method) for p in all_places if p.is_leaf]
         return tuple(chosen), ()
@@ -184,7 +187,7 @@ def select(
         )
     for name, chosen in groups:
         if not chosen:
-            raise SiteNotFoundError(_not_found(name, all_places, model))
+            raise SiteNotFoundError(_not_found(name, all_places, model, classes))
     wanted = {c for _, chosen in groups for c in chosen}
     # What is wanted of all calls isn't wanted of one of them once more.
     wanted = {
@@ -197,10 +200,12 @@ def select(
     return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
 
 
-def _not_found(name: str, all_places: list[Place], model: Any) -> str:
+def _not_found(
+    name: str, all_places: list[Place], model: Any, classes: Mapping[str, type]
+) -> str:
     pattern = split(name)
     for place in static_modules(model):
-        if matches(pattern, place.key):
+        if matches(pattern, place.key) or isinstance(place.node, classes.get(name, ())):
             return (
                 f"`where={name!r}` matches the module {place.name!r}, but this is in a "
                 "static field, which JAX and so a hook doesn't see into. Declare the "

@@ -9,7 +9,7 @@ from . import _compat, _compat_equinox
 from ._collect import run_with
 from ._direct import Directness, runs_eagerly
 from ._fired import check_fired, refuse_lazy
-from ._group import is_refusal, refuse
+from ._group import is_refusal, refuse, refuse_fixed
 from ._hook_collector import HookCollector
 from ._instrument import stand_still, strip
 from ._plan import Method, Plan
@@ -75,6 +75,7 @@ def _run(
     except (TypeError, ValueError) as error:
         if is_refusal(error):
             refuse(error)
+        refuse_fixed(error)
         raise
     finally:
         collector.frame = None

@@ -186,7 +186,9 @@ def test_hooks_with_arrays_in_a_vmapped_adaptive_loop(name, nest, jit):
             np.testing.assert_allclose(log[key][i], alone[key], rtol=1e-5)
             assert log.counts[key][i] == alone.counts[key]
     if hook is not None:
-        trained = lambda h: jnp.sum(wrap(px.ForwardHook(model, h, method=mapped))(xs)[0])
+        trained = lambda h: jnp.sum(
+            wrap(px.ForwardHook(model, h, method=mapped))(xs)[0]
+        )
         jax.jvp(trained, (hook,), (jax.tree.map(jnp.ones_like, hook),))
 
 
@@ -304,7 +306,9 @@ def test_stacked_layers_with_everything(where):
         np.testing.assert_allclose(logs.forward["ls.*"], values, rtol=1e-5)
         assert logs.backward["ls.*"].shape == (3, 3)
         expected = eqx.filter_grad(loss)(model, X)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, expected
+        )
     inner = px.ForwardHook(model, where=where)
     (out2, log1), log2 = px.ForwardHook(inner, where=where)(X)
     np.testing.assert_allclose(out2, out, rtol=1e-5)
@@ -408,7 +412,9 @@ def test_shard_map_on_an_explicit_mesh_with_closed_over_weights():
 
         def run(m, xs):
             body = lambda xs: jax.vmap(m)(xs)
-            return jax.shard_map(body, in_specs=P("d", None), out_specs=P("d", None))(xs)
+            return jax.shard_map(body, in_specs=P("d", None), out_specs=P("d", None))(
+                xs
+            )
 
         out, log = px.ForwardHook(layer, method=run)(xs)
         expected = jax.vmap(layer)(xs)
