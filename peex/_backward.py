@@ -165,9 +165,10 @@ class BackwardHook(AbstractWrapper):
             shapes = eval_shape(log, self, args, kwargs)
         except _compat.VALUE_ERRORS as error:
             error.add_note(
-                "`px.BackwardHook.init` traces the call, as `jax.jit` does, to find the "
-                "shapes of the log: the model's Python can't look at the values of "
-                "arrays there. Write `jax.lax.cond` or `jnp.where` for a branch on them."
+                "`px.BackwardHook.init` traces the call, as `jax.jit` does, to find "
+                "the shapes of the log: the model's Python can't look at the values of "
+                "arrays there. Write `jax.lax.cond` or `jnp.where` for a branch on "
+                "them."
             )
             raise
         log_ = jtu.tree_map(zeros, shapes)
@@ -188,10 +189,11 @@ class BackwardHook(AbstractWrapper):
         """
         if self.log is None and self.plan.logs:
             raise NotInitialisedError(
-                f"This BackwardHook, the one around {_described(self.model)}, logs, so it must know the shapes of its log before "
-                "it is called: write `hooked = px.BackwardHook(model).init(x)` with "
-                "arguments like those of the call (arrays or `jax.ShapeDtypeStruct`s). "
-                "If you don't want a log, write `log_fn=None`."
+                f"This BackwardHook, the one around {_described(self.model)}, logs, "
+                "so it must know the shapes of its log before it is called: write "
+                "`hooked = px.BackwardHook(model).init(x)` with arguments like those "
+                "of the call (arrays or `jax.ShapeDtypeStruct`s). If you don't want a "
+                "log, write `log_fn=None`."
             )
         out, collector = _run(self, self.log or Log(), args, kwargs)
         # Without jit, a branch that isn't taken doesn't even run.

@@ -189,6 +189,17 @@ def linearize_as_sum(primitive: Primitive) -> None:
     primitive_linearizations[primitive] = rule
 
 
+def linearize_to_nothing(primitive: Primitive) -> None:
+    """Gives a primitive without results its rule."""
+
+    def rule(is_vjp: bool, nonzeros: Any, *primals: Any, **params: Any) -> Any:
+        del is_vjp, nonzeros
+        nothing = (None,) * _num_residuals()
+        return primitive.bind(*primals, **params), [], *nothing, lambda *args: []
+
+    primitive_linearizations[primitive] = rule
+
+
 @ft.cache
 def _num_residuals() -> int:
     """How many things a linearization rule saves: one, from 0.12 on two."""

@@ -73,7 +73,11 @@ class ForwardHook(AbstractWrapper):
         - `where`: which sites. `None`: all leaf modules (callable, with no callable
             module inside). A pattern over keys, as `"layers.*.attn"` or `"**.norm"`
             (`*` is one path component, `**` any number), a class, or a list of these;
-            or a function from the model to its nodes, `lambda m: [m.a, m.b]`.
+            or a function from the model to its nodes, `lambda m: [m.a, m.b]`. Any key
+            that is listed or logged is a pattern: `"cell#1"` is the second call of
+            `cell` alone (a hook runs at all calls, and what it makes of the others is
+            dropped). A key of a dict that could be taken for something else is listed
+            in quotes, as in `{"a.b": ..., "a": {"b": ...}}`.
             `"embed:attend"` is a method other than `__call__`. Functions in fields, as
             an activation, are sites where they are named. `"attn/softmax"` is a value
             inside of a module's forward pass: see below.
@@ -107,8 +111,8 @@ class ForwardHook(AbstractWrapper):
         - a mark, `jax.ad_checkpoint.checkpoint_name(x, NAME)`;
         - a `px.probe(x, NAME)`;
         - if it is none of these, a Python function or method that is called, by its
-            name: the value is what leaves that call. Several are a tuple, in the order
-            in which they are computed.
+            name: the value is what it returns. Several arrays are a tuple, in the
+            order in which they are returned.
 
         `"attn/div#1"` is the second of its name in one call, `"attn/div"` are all of
         them; in the log, those of a further call of the module are `"attn#1/div"`. What
@@ -118,11 +122,9 @@ class ForwardHook(AbstractWrapper):
         which lists those that are.
 
         The module is traced for this when it is called, so its code can't look at the
-        values of arrays. Two calls of a Python function are told apart by the places
-        that they are called from and, in a loop, by the first operation coming again:
-        calls that C code makes in a row (`list(map(f, xs))`) count as one, and those of
-        a function that begins with a loop may count as several. A function that returns
-        what it was given has no value.
+        values of arrays. The calls of a Python function are seen by a profiler
+        (`sys.setprofile`, put back afterwards). A function that returns what it was
+        given has no value.
         """
         # First: it refuses what no module could hold.
         self.plan = plan(

@@ -68,13 +68,13 @@ def refuse(error: Exception) -> NoReturn:
     raise SiteLostError(
         "The model brings modules of different structure together"
         f"{f', among them {keys}' if keys else ''}: a site carries its name and what "
-        "acts there in the structure of its module. Layers that are stacked or averaged "
-        "in the forward pass must all be sites and need the same hook_fn and log_fn, "
-        "as in `where='layers.*'` (with `px.AtStep` for some of them); or stack them "
-        "when the model is built (`eqx.filter_vmap`). Call the modules where one of "
-        "several is chosen, as in `lax.cond(p, self.a, self.b, x)`. What comes from "
-        "outside of the model, as its frozen half, goes through the call as an argument, "
-        "so that it is made alike. Or hook the module around them."
+        "acts there in the structure of its module. Layers that are stacked or "
+        "averaged in the forward pass must all be sites and need the same hook_fn and "
+        "log_fn, as in `where='layers.*'` (with `px.AtStep` for some of them); or "
+        "stack them when the model is built (`eqx.filter_vmap`). Call the modules "
+        "where one of several is chosen, as in `lax.cond(p, self.a, self.b, x)`. What "
+        "comes from outside of the model, as its frozen half, goes through the call as "
+        "an argument, so that it is made alike. Or hook the module around them."
     ) from error
 
 

@@ -12,7 +12,7 @@ import functools as ft
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -25,6 +25,8 @@ from ._errors import SiteLostError
 from ._instrument import is_function_site
 from ._lift import bind_checkpoint, bind_cond
 from ._names import Codes, Found, INLINED, Level, Path, Reader
+from ._probe import private_caches
+from ._returns import listening, not_listening
 from ._running import running
 from ._signature import of_jaxpr
 from ._site import Site
@@ -38,7 +40,8 @@ def call(
     sites: Sequence[Site], fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Calls `fn`, a method of a module or a function, with these sites inside."""
-    forward = trace(sites[0].key, fn, args, kwargs)
+    wanted_names = {site.inside[0] for site in sites if site.inside is not None}
+    forward = trace(sites[0].key, fn, args, kwargs, wanted_names)
     names = forward.names
     probes = {s for s in sites if _is_probe(s, forward.jaxpr)}
     sites = [s for s in sites if s not in probes]
@@ -51,7 +54,8 @@ def call(
         collector = running(site.depth)
         if counts.get(name, -1) < (index or 0) and collector is not None:
             collector.missed[site.key] = forward.seen(name)
-    return forward.run(level, ft.partial(_fire_all, sites))
+    with not_listening():
+        return forward.run(level, ft.partial(_fire_all, sites))
 
 
 def _is_probe(site: Site, jaxpr: Any) -> bool:
@@ -85,9 +89,14 @@ def _fire_all(sites: Sequence[Site], found: Found, value: Any) -> Any:
 
 
 def trace(
-    key: str, fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    key: str,
+    fn: Callable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: Collection[str],
 ) -> "Forward":
-    """The program of a call. What isn't an array is part of it.
+    """The program of a call, with the calls of Python functions of these names marked.
+    What isn't an array is part of it.
 
     **Raises:** `SiteLostError` where the values of arrays decide what Python does.
     """
@@ -110,9 +119,14 @@ def trace(
         out_static[:] = [rest]
         return out
 
+    reader = Reader(_code_of(method), _codes_of_parts(module))
+    is_own = ft.partial(reader.is_own_call, forward.__code__)
+    # Functions that JAX has kept have no marks, or those of other names.
+    caches = private_caches("peex", *sorted(names))
     _tracing.depth += 1
     try:
-        jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
+        with caches, listening(names, is_own):
+            jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
     except _compat.VALUE_ERRORS as error:
         current = _compat.current_trace()
         if not getattr(current, "eager", _compat.is_eval_trace(current)):
@@ -126,7 +140,6 @@ def trace(
     finally:
         _tracing.depth -= 1
     jaxpr, consts = _compat_jaxprs.open_jaxpr(jaxpr)
-    reader = Reader(_code_of(method), _codes_of_parts(module))
     paths = [reader.own_path(_path(eqn, *outer)) for eqn in jaxpr.eqns]
     out_tree = jtu.tree_structure(shapes)
     finish = lambda outs: eqx.combine(out_tree.unflatten(outs), out_static[0])
@@ -176,17 +189,6 @@ def _codes_of_parts(module: Any) -> Codes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inside:
-    """A value that has a name inside of a module: the name, which one of its name it
-    is, and the shapes and dtypes of its arrays (one, or those of a tuple).
-    """
-
-    name: str
-    index: int
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Forward:
     """The program of one call of a module."""
 
@@ -217,33 +219,9 @@ class Forward:
             dict.fromkeys(self.reader.visible_functions(self.paths), False) | equations
         )
 
-    def inside(self) -> list[Inside]:
-        """All that has a name, in the order in which it is computed."""
-        return list(_rows(self.level(self._visible(), {})))
-
     def run(self, level: Level, fire: Fire) -> Any:
         """Runs it; named values go through `fire`."""
         return self.finish(_run(level, self.consts, self.args, fire))
-
-
-def names_inside(
-    fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Inside]:
-    """What has a name inside of a call of `fn`, a method of a module or a function, in
-    the order in which it is computed. The functions are those that a reader of the
-    model's code knows; others can be chosen too.
-    """
-    return trace("names_inside", fn, args, kwargs).inside()
-
-
-def _rows(level: Level) -> Iterator[Inside]:
-    for i in range(len(level.jaxpr.eqns)):
-        for body in level.bodies.get(i, ()):
-            yield from _rows(body)
-        for found in level.found.get(i, ()):
-            avals = [v.aval for v in found.variables]
-            shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-            yield Inside(found.name, found.index, shapes)
 
 
 def _run(

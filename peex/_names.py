@@ -8,13 +8,13 @@ known, and its value is what they hand on. Nothing here runs anything.
 """
 
 import dataclasses
-import dis
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _compat_frames, _compat_jaxprs
+from ._returns import returned_p
 
 
 # The calls that made an equation, outermost first: the code of each function, and the
@@ -131,6 +131,9 @@ class Reader:
         functions: dict[str, None] = {}
         hidden: dict[str, str] = {}
         for eqn, path in zip(jaxpr.eqns, paths or self._paths(jaxpr), strict=True):
+            if eqn.primitive is returned_p:
+                functions[eqn.params["name"]] = None
+                continue
             own = self._functions(path)[: self._num_own(path)]
             functions |= dict.fromkeys(name for name in own if name)
             if not self._is_own(path):
@@ -160,8 +163,6 @@ class Reader:
         functions. `counts` is how often each was met before; it goes on counting.
         """
         paths = self._paths(jaxpr) if paths is None else paths
-        uses = {v: i for i, e in enumerate(jaxpr.eqns) for v in _variables(e.invars)}
-        uses |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
         ranges: list[tuple[str, int, int, int]] = []
         for name, of_equations in wanted.items():
             find = self._equations if of_equations else self._calls
@@ -181,7 +182,7 @@ class Reader:
             )
             for name, first, last, _ in ending:
                 index = counts[name] = counts.get(name, -1) + 1
-                variables = _leaving(jaxpr, uses, first, last)
+                variables = _leaving(jaxpr, first, last)
                 new = Found(name, index, first, last, variables)
                 found.setdefault(i, []).append(new)
         return Level(jaxpr, found, bodies)
@@ -236,33 +237,42 @@ class Reader:
     def _calls(
         self, jaxpr: Any, paths: Sequence[Path], name: str
     ) -> list[tuple[int, int, int]]:
-        """The calls of a Python function of this name, as `_equations`.
-
-        Equations one after the other with the same calls around the function are of one
-        call of it; unless, where it is called in a loop, its first one comes again.
+        """The calls of a Python function of this name, as `_equations`: from the mark
+        where it begins to the one where it returns.
         """
+        del paths
         calls: list[tuple[int, int, int]] = []
-        current: Any = None
-        for i, (eqn, path) in enumerate(zip(jaxpr.eqns, paths, strict=True)):
-            if path is None:
-                continue  # of a program that was traced before: of what is around it
-            names = self._functions(path)
-            depth = names.index(name) if name in names else -1
-            if not 0 <= depth < self._num_own(path):
-                current = None
+        begun: list[int] = []
+        for i, eqn in enumerate(jaxpr.eqns):
+            if eqn.primitive is not returned_p or eqn.params["name"] != name:
                 continue
-            call = path[:depth], path[depth][0]
-            start = path[depth:], eqn.primitive
-            again = current is not None and start == current[1] and _is_looped(call[0])
-            if current is not None and current[0] == call and not again:
-                calls[-1] = (calls[-1][0], i, depth)
-            else:
-                current = call, start
-                calls.append((i, i, depth))
-        return calls
+            if eqn.params["begins"]:
+                begun.append(i)
+            elif begun:
+                calls.append((begun.pop(), i, len(begun)))
+        # What returns what it was given has no value.
+        return [call for call in calls if _leaving(jaxpr, *call[:2])]
+
+    def is_own_call(self, around: types.CodeType, frame: types.FrameType) -> bool:
+        """Whether a function that is called is one of this module's: above the frame of
+        `around` there is its own method first, and nothing of a part.
+        """
+        if frame.f_code in self._parts:
+            return False
+        codes = []
+        above: Any = frame.f_back
+        while above is not None and above.f_code is not around:
+            codes.append(above.f_code)
+            above = above.f_back
+        if above is None or not codes:
+            return False
+        places: Path = tuple((code, 0) for code in reversed(codes))
+        return self._is_own(self.own_path(places))
 
 
 def _equation_names(eqn: Any) -> list[str]:
+    if eqn.primitive is returned_p:
+        return []
     primitive, name = eqn.primitive.name, eqn.params.get("name")
     if primitive == "name":  # a mark
         return [name]
@@ -277,32 +287,11 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [v for v in atoms if not _compat_jaxprs.is_literal(v)]
 
 
-def _leaving(
-    jaxpr: Any, uses: Mapping[Any, int], first: int, last: int
-) -> tuple[Any, ...]:
-    """What these equations hand on."""
-    if first == last:
-        return tuple(jaxpr.eqns[last].outvars)
-    made = [v for eqn in jaxpr.eqns[first : last + 1] for v in eqn.outvars]
-    leaving = tuple(v for v in made if uses.get(v, -1) > last)
-    return leaving or tuple(jaxpr.eqns[last].outvars)
-
-
-def _is_looped(path: Sequence[_compat_frames.Frame]) -> bool:
-    """Whether one of these places is in a loop (of JAX's code, only its `tree.map`)."""
-    counts = lambda code: (
-        not _compat_frames.is_of_jax(code) or code.co_filename.endswith("tree_util.py")
-    )
-    return any(
-        any(start <= place <= end for start, end in _loops(code))
-        for code, place in path
-        if counts(code)
-    )
-
-
-def _loops(code: types.CodeType) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (instruction.argval, instruction.offset)
-        for instruction in dis.get_instructions(code)
-        if "JUMP_BACKWARD" in instruction.opname
-    )
+def _leaving(jaxpr: Any, first: int, last: int) -> tuple[Any, ...]:
+    """What these equations hand on: those of one call, or one equation."""
+    eqn = jaxpr.eqns[last]
+    if eqn.primitive is not returned_p:
+        return tuple(eqn.outvars)
+    made = {v for eqn in jaxpr.eqns[first:last] for v in eqn.outvars}
+    returned = dict.fromkeys(_variables(eqn.invars))
+    return tuple(v for v in returned if v in made)

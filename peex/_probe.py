@@ -152,8 +152,9 @@ class _JitCaches:
         self._lock = threading.Lock()
 
     def at(self, *places: Any) -> contextlib.AbstractContextManager[Any]:
-        if not self.probes:
-            return contextlib.nullcontext()
+        return self.always_at(*places) if self.probes else contextlib.nullcontext()
+
+    def always_at(self, *places: Any) -> contextlib.AbstractContextManager[Any]:
         with self._lock:
             # Not before it is needed: it makes JAX trace everything once more.
             if self._context is None:
@@ -163,3 +164,4 @@ class _JitCaches:
 
 _jit_caches = _JitCaches()
 own_caches = _jit_caches.at
+private_caches = _jit_caches.always_at

@@ -19,7 +19,6 @@ from inside_models import (
 )
 
 import peex as px
-from peex._inside import names_inside
 
 
 # Other ways to ask
@@ -109,31 +108,6 @@ def test_layers_stacked_in_the_forward_pass():
     _, log = px.ForwardHook(model, where="layers.*/tanh")(V)
     assert list(log) == ["layers.*/tanh"]
     assert log["layers.*/tanh"].shape == (3, 2)
-
-
-def test_listing_names():
-    normed = jax.vmap(BLOCK.norm)(X)
-    rows = names_inside(BLOCK.attn.__call__, (normed,) * 3, {})
-    names = [(row.name, row.index) for row in rows]
-    assert len(set(names)) == len(names)
-    for row in rows:
-        where = f"./{row.name}#{row.index}"
-        _, log = px.ForwardHook(BLOCK.attn, where=where)(*(normed,) * 3)
-        (key,) = log
-        assert key == (where if row.index else f"./{row.name}")
-        leaves = jax.tree.leaves(log[key])
-        assert [(x.shape, x.dtype) for x in leaves] == [
-            (s.shape, s.dtype) for s in row.shapes
-        ]
-    expected = [
-        ("_project", 2),
-        ("div", 0),
-        ("div", 1),
-        ("softmax", 0),
-        ("dot_product_attention_weights", 0),
-        ("dot_product_attention", 0),
-    ]
-    assert [row for row in names if row in expected] == expected
 
 
 # What isn't found

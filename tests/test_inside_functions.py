@@ -1,5 +1,7 @@
 """Named values of functions of one's own: jitted, shared, called in loops, marked."""
 
+import sys
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -267,3 +269,95 @@ def test_a_function_around_a_module_with_values_inside():
     assert list(log) == ["part/tanh", "./around"]
     assert_close(log["part/tanh"], jnp.tanh(1.4 * V))
     assert_close(log["./around"], jnp.sin(jnp.tanh(1.4 * V)) + 1)
+
+
+class Turns(eqx.Module):
+    """A function that begins with sin and cos by turns, called in all ways."""
+
+    how: str = eqx.field(static=True)
+
+    def __call__(self, x):
+        def step(i, x):
+            return (jnp.sin(x) if i % 2 else jnp.cos(x)) + x
+
+        if self.how == "loop":
+            for i in range(4):
+                x = step(i, x)
+            return x
+        if self.how == "map":
+            return sum(map(step, range(4), [x] * 4))
+        if self.how == "scan":
+            run = lambda x, _: (step(1, step(0, x)), None)
+            return jax.lax.scan(run, x, length=2)[0]
+        if self.how == "vmap":
+            return jax.vmap(lambda y: step(1, step(0, y)))(x)
+        if self.how == "grad":
+            return jax.grad(lambda y: jnp.sum(step(1, step(0, y))))(x)
+        return eqx.filter_jit(lambda x: step(1, step(0, x)))(x)
+
+
+def turns(i, x):
+    return (jnp.sin(x) if i % 2 else jnp.cos(x)) + x
+
+
+@pytest.mark.parametrize("how", ["loop", "map", "scan", "vmap", "grad", "jit"])
+def test_calls_of_a_function_that_begins_in_two_ways(how):
+    for _ in range(2):  # JAX keeps what it has traced
+        out, log = px.ForwardHook(Turns(how), where="./step")(V)
+        assert_close(out, Turns(how)(V))
+        values = []
+        x = V
+        for i in range(4):
+            y = turns(i, V if how == "map" else x)
+            values.append(y)
+            x = y
+        keys = ["./step", "./step#1", "./step#2", "./step#3"]
+        if how in ("loop", "map"):
+            assert list(log) == keys
+        else:
+            assert list(log) == keys[:2]
+        if how == "scan":
+            values = [jnp.stack(values[::2]), jnp.stack(values[1::2])]
+        for value, expected in zip(log.values(), values, strict=False):
+            assert_close(value, expected)
+    scaled, _ = px.ForwardHook(Turns(how), px.ScaleHook(1.0), where="./step#1")(V)
+    assert_close(scaled, out)
+
+
+class Several(eqx.Module):
+    def __call__(self, x):
+        def pair(x):
+            second = jnp.cos(x)
+            first = jnp.sin(x)
+            return first, {"y": second, "x": x}
+
+        a, rest = pair(x)
+        return a - 2 * rest["y"]
+
+
+def test_values_are_in_the_order_in_which_they_are_returned():
+    out, log = px.ForwardHook(Several(), where="./pair")(V)
+    first, second = log["./pair"]  # what it was given is none of its values
+    assert_close(first, jnp.sin(V))
+    assert_close(second, jnp.cos(V))
+    double = lambda pair: (pair[0], 2 * pair[1])
+    out, _ = px.ForwardHook(Several(), double, where="./pair")(V)
+    assert_close(out, jnp.sin(V) - 4 * jnp.cos(V))
+
+
+def test_a_profiler_goes_on():
+    seen = []
+    profiler = lambda frame, event, arg: seen.append(event)
+    before = sys.getprofile()
+    sys.setprofile(profiler)
+    try:
+        px.ForwardHook(Several(), where="./pair")(V)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(before)
+    assert seen
+
+
+def test_a_program_with_names_inside_holds_nothing_of_them():
+    run = lambda x: px.ForwardHook(Turns("scan"), where="./cos")(x)[1]
+    assert "peex" not in str(jax.make_jaxpr(run)(V))

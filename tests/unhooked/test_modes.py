@@ -1,5 +1,5 @@
-"""JAX's strict modes, odd dtypes, random keys, loops with batched conditions, modules as
-values, exported programs, meshes.
+"""JAX's strict modes, odd dtypes, random keys, loops with batched conditions, modules
+as values, exported programs, meshes.
 """
 
 import contextlib
