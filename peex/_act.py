@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from . import _compat
+from . import _compat, _compat_meshes
 from ._errors import HookShapeError, LogValueError
 from ._site import Site
 
@@ -117,7 +117,7 @@ def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
         )
     # What a hook makes anew is the same on all devices.
     return [
-        _compat.as_weak_as(_compat.typed_as(y, jax.typeof(x)), jax.typeof(x))
+        _compat.as_weak_as(_compat_meshes.typed_as(y, jax.typeof(x)), jax.typeof(x))
         for x, y in zip(old, jtu.tree_leaves(value), strict=True)
     ]
 

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 
-from . import _compat
+from . import _compat, _compat_meshes
 from ._errors import LogShapeError, NotInitialisedError
 from ._hook_collector import HookCollector
 from ._hooks import IdentityHook
@@ -47,7 +47,7 @@ class _Backward(HookCollector):
         else:
             buffers = self._buffers(key, info)
         # One that is the same on all devices gets the sum over these.
-        buffers = _compat.as_varying(buffers, info.varying)
+        buffers = _compat_meshes.as_varying(buffers, info.varying)
         self.made[key] = pack(info.treedef, info.dtypes, buffers)
         return buffers
 

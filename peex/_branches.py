@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _compat
+from . import _compat, _compat_meshes
 from ._lift import bind_cond, evaluate, Feed, Logs, Params, Rule, zeros
 from ._signature import join, of_jaxpr, Signature, TapSpec
 from ._site import Ask, Axes
@@ -88,7 +88,9 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
     index, *operands = args
     signatures = [feed.whose.part(of_jaxpr(b)) for b in params["branches"]]
     whole = union(signatures)
-    varying = _compat.varying(s for b in signatures for t in b.taps for s in t.shapes)
+    varying = _compat_meshes.varying(
+        s for b in signatures for t in b.taps for s in t.shapes
+    )
 
     def branch(jaxpr: Any, tap_places: Any, ask_places: Any) -> Any:
         def run(operands: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
@@ -98,7 +100,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
             for place, arrays in zip(tap_places, found, strict=True):
                 missing = logs[place][len(arrays) :]
                 logs[place] = [*arrays, *(jnp.ones_like(count) for count in missing)]
-            return outs, _compat.as_varying(_strong(logs), varying)
+            return outs, _compat_meshes.as_varying(_strong(logs), varying)
 
         return run
 

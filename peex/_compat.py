@@ -5,15 +5,15 @@ versions it is for, and `tests/test_compat.py` holds a canary for each, so that 
 release of JAX fails there first, with a name, instead of somewhere in the engine.
 
 Checked against JAX 0.10.2 and 0.12.0.1. (What is about jaxprs is in
-`_compat_jaxprs.py`, `_compat_frames.py` and `_compat_hijax.py`, and what is of Equinox
-in `_compat_equinox.py`.)
+`_compat_jaxprs.py`, `_compat_frames.py` and `_compat_hijax.py`, about meshes in
+`_compat_meshes.py`, and what is of Equinox in `_compat_equinox.py`.)
 """
 
 import functools as ft
 import importlib
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -336,90 +336,6 @@ def call_bwd(bwd: lu.WrappedFun, res: Sequence[Any], cotangents: Any) -> list[An
     return [None if isinstance(x, ad.Zero) or is_symbolic_zero(x) else x for x in out]
 
 
-def varying(avals: Iterable[Any]) -> frozenset[str]:
-    """The mesh axes that any of these vary over, inside of a `shard_map` that checks
-    that (`check_vma`).
-    """
-    types = (getattr(a, "manual_axis_type", None) for a in avals)
-    return frozenset().union(*(t.varying for t in types if t is not None))
-
-
-def varying_array(
-    shape: Any, dtype: Any, axes: frozenset[str], others: Sequence[Any]
-) -> ShapedArray:
-    """What is known of an array that varies over these mesh axes, as some of `others`
-    do.
-    """
-    if not axes:
-        return ShapedArray(shape, dtype)
-    like = next(x for x in others if varying([x]))
-    return like.update(
-        shape=shape,
-        dtype=dtype,
-        weak_type=False,
-        sharding=like.sharding.update(spec=jax.sharding.PartitionSpec()),
-        manual_axis_type=type(like.manual_axis_type)(varying=axes),
-    )
-
-
-def manual_axes() -> frozenset[str]:
-    """The mesh axes of the `shard_map`s that this is inside of."""
-    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
-
-
-def as_varying(tree: Any, axes: frozenset[str]) -> Any:
-    """Arrays declared to vary over at least these mesh axes."""
-
-    def one(x: Any) -> Any:
-        missing = axes - varying([jax.typeof(x)])
-        return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
-
-    return jax.tree.map(one, tree) if axes else tree
-
-
-def explicit_sharding(shape: Any) -> Any | None:
-    """The sharding that is part of the type of an array, if there is one (on a mesh
-    with axes of the type `Explicit`).
-    """
-    sharding = getattr(shape, "sharding", None)
-    spec = getattr(sharding, "spec", ())
-    return sharding if any(axis is not None for axis in spec) else None
-
-
-def plain_shape(shape: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array, and its sharding where that is explicit."""
-    sharding = explicit_sharding(shape)
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-
-def with_axis(shape: Any, place: int, size: Any, mesh_axis: Any = None) -> Any:
-    """What is known of an array, with one more axis (along a mesh axis, or none)."""
-    new = {"shape": (*shape.shape[:place], size, *shape.shape[place:])}
-    sharding = explicit_sharding(shape)
-    if sharding is None and mesh_axis is not None:
-        mesh = jax.sharding.get_abstract_mesh()
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    if sharding is not None:
-        spec = (*sharding.spec, *[None] * (len(shape.shape) - len(sharding.spec)))
-        spec = jax.sharding.PartitionSpec(*spec[:place], mesh_axis, *spec[place:])
-        new["sharding"] = sharding.update(spec=spec)
-    return shape.update(**new)
-
-
-def typed_as(x: Any, shape: Any) -> Any:
-    """An array that varies over the mesh axes that another one does, and is sharded as
-    it, as far as these are parts of types.
-    """
-    x = as_varying(x, varying([shape]))
-    mine, sharding = (explicit_sharding(s) for s in (jax.typeof(x), shape))
-    if mine == sharding:
-        return x
-    if sharding is None:
-        mesh_sharding: Any = mine
-        sharding = mesh_sharding.update(spec=jax.sharding.PartitionSpec())
-    return jax.sharding.reshard(x, sharding)
-
-
 def as_weak_as(x: Any, shape: Any) -> Any:
     """An array with the type of a Python number, if another one of its dtype has that:
     then it doesn't promote what it meets.
@@ -427,17 +343,6 @@ def as_weak_as(x: Any, shape: Any) -> Any:
     if not shape.weak_type or jax.typeof(x).weak_type:
         return x
     return _convert_element_type(x, weak_type=True)
-
-
-def split_over(x: Any, mesh: Any, axes: Sequence[str]) -> Any:
-    """An array with its first axis sharded over these mesh axes, where shardings are
-    part of its type.
-    """
-    explicit = jax.sharding.AxisType.Explicit
-    if jax.sharding.get_abstract_mesh().empty or explicit not in mesh.axis_types:
-        return x
-    spec = jax.sharding.PartitionSpec(tuple(axes))
-    return jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec))
 
 
 def is_symbolic_zero(x: object) -> bool:

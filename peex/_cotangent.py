@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from . import _compat
+from . import _compat, _compat_meshes
 from ._act import act
 from ._log import encode
 from ._primitives import to_axis
@@ -79,10 +79,10 @@ def attach(
     if info.site.only_logs:
         # An explicit sharding of a batch axis may be known only here.
         pairs = zip(buffers, at_places, strict=True)
-        buffers = [_compat.typed_as(x, jax.typeof(value)) for x, value in pairs]
-    varying = _compat.varying(jax.typeof(x) for x in buffers)
+        buffers = [_compat_meshes.typed_as(x, jax.typeof(value)) for x, value in pairs]
+    varying = _compat_meshes.varying(jax.typeof(x) for x in buffers)
     alike = all(
-        _compat.varying([jax.typeof(x)]) == varying and x.dtype == b.dtype
+        _compat_meshes.varying([jax.typeof(x)]) == varying and x.dtype == b.dtype
         for x, b in zip(at_places, buffers, strict=False)
     )
     if info.site.only_logs and alike:
@@ -139,7 +139,9 @@ def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
     new, logs = one(cotangents, given)
     results = [*new, *logs, *(None for _ in args[pull.num_linear :])]
     return [
-        _compat.typed_as(x, arg.aval) if _compat.is_undefined_primal(arg) else None
+        _compat_meshes.typed_as(x, arg.aval)
+        if _compat.is_undefined_primal(arg)
+        else None
         for x, arg in zip(results, args, strict=True)
     ]
 

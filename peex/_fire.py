@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from . import _compat, _compat_frames
+from . import _compat, _compat_frames, _compat_meshes
 from ._act import act, is_array
 from ._collect import Collector
 from ._log import encoded_shapes
@@ -52,7 +52,7 @@ def call(
                 listener: Any = running(depth)
                 if listener.probes is not None and listener.probes.listens:
                     contexts.append(listener.probes.within(site.module))
-            if type(site) is Path:
+            if isinstance(site, Path):
                 continue
             if not (inside or around) and _compat.is_compiled(_compat.current_trace()):
                 scope = jax.named_scope(site.module)
@@ -213,12 +213,12 @@ def _varying(arrays: Sequence[Any]) -> frozenset[str]:
     """The mesh axes that what is supplied for these varies over: if any, all, since
     each device has its own.
     """
-    vary = _compat.varying(map(jax.typeof, arrays))
-    return _compat.manual_axes() if vary else vary
+    vary = _compat_meshes.varying(map(jax.typeof, arrays))
+    return _compat_meshes.manual_axes() if vary else vary
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    shape = _compat.plain_shape(jax.typeof(x))
+    shape = _compat_meshes.plain_shape(jax.typeof(x))
     if jnp.issubdtype(shape.dtype, jax.dtypes.extended):
         return shape
     # A float64 array outside of x64 mode is a float32 one to all that is done with it.

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 from ._errors import SiteLostError, SiteNotFiredError
 from ._group import grouped
 from ._hook_collector import HookCollector
+from ._patterns import key_matches, nearest
 from ._plan import Plan, Wanted
-from ._select import key_matches, nearest
 
 
 def check_fired(plan: Plan, collector: HookCollector) -> None:

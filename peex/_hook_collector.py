@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from . import _compat
+from . import _compat_meshes
 from ._collect import Collector
 from ._hooks import IdentityHook
 from ._indexed import AbstractIndexedHook, OnlyIf
@@ -69,4 +69,4 @@ class HookCollector(Collector):
             data += self.indexed[name].data(key, shapes, info.axes)
         else:
             data += [zeros(s) for s in shapes]
-        return _compat.as_varying(data, info.varying)
+        return _compat_meshes.as_varying(data, info.varying)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, PyTree
 from ._act import difference
 from ._errors import HookShapeError, LogShapeError, SiteNotFoundError
 from ._log import Log
-from ._select import key_matches, nearest
+from ._patterns import key_matches, nearest
 from ._site import Axes
 
 

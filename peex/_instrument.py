@@ -203,7 +203,8 @@ class _WithoutSelf:
     """
 
     def __init__(self, sub: Any, name: str, original: Any):
-        self._sub, self._name, self._original = weakref.ref(sub), name, original
+        self._sub: Any = weakref.ref(sub)
+        self._name, self._original = name, original
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         bound = self._original.__get__(None, self._sub().__peex_original__)

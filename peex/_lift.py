@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives
 
-from . import _compat, _compat_jaxprs
+from . import _compat, _compat_jaxprs, _compat_meshes
 from ._collect import collecting, Collector
 from ._primitives import ask, lost, tap, tap_p
 from ._signature import of_primitive, Signature
@@ -202,7 +202,7 @@ def zeros(shape: Any) -> Any:
     """
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         made = jnp.zeros(shape.shape, shape.dtype)
-        return _compat.typed_as(made, shape)
+        return _compat_meshes.typed_as(made, shape)
     return lax.full(shape.shape, 0, shape.dtype)
 
 

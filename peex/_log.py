@@ -18,7 +18,7 @@ import jax.tree_util as jtu
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from . import _compat
+from . import _compat_meshes
 from ._errors import LogValueError
 from ._site import Site
 
@@ -68,7 +68,7 @@ class Log(Mapping[str, Any]):
         try:
             entry = self._entries[key]
         except KeyError:
-            from ._select import nearest
+            from ._patterns import nearest
 
             raise KeyError(
                 f"{key!r} is not in the log. Nearest: {nearest(key, self._entries)}"
@@ -99,7 +99,7 @@ class Log(Mapping[str, Any]):
         entries = list(self.items()), list(other.items())
         return eqx.tree_equal((entries[0], self.counts), (entries[1], other.counts))
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __hash__ = None
 
     def __ne__(self, other: object) -> Any:
         equal = self.__eq__(other)
@@ -260,7 +260,7 @@ def encoded_shapes(logs: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and dtypes of `encode(logs)`."""
     if any(_is_encoded(x.dtype) for x in logs):
         logs = jax.eval_shape(encode, logs)
-    return tuple(map(_compat.plain_shape, logs))
+    return tuple(map(_compat_meshes.plain_shape, logs))
 
 
 def pack(treedef: Any, dtypes: Sequence[Any], buffers: Sequence[Any]) -> Any:

@@ -9,7 +9,8 @@ import equinox as eqx
 
 from ._indexed import AbstractIndexedHook
 from ._instrument import Memo
-from ._select import assign, Chosen, places, probe_patterns, select
+from ._patterns import assign
+from ._select import Chosen, places, probe_patterns, select
 from ._walk import AbstractWrapper
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from . import _compat
+from . import _compat, _compat_meshes
 from ._errors import SiteLostError
 from ._running import Speaking
 from ._site import Ask, Mark, Site, Tap
@@ -79,7 +79,9 @@ def _same(*avals: Any, num_values: int, info: Any) -> list[Any]:
 
 def _ask_abstract(*avals: Any, info: Ask) -> list[Any]:
     axes = info.varying
-    return [_compat.varying_array(s.shape, s.dtype, axes, avals) for s in info.shapes]
+    return [
+        _compat_meshes.varying_array(s.shape, s.dtype, axes, avals) for s in info.shapes
+    ]
 
 
 def to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
@@ -127,7 +129,7 @@ def _ask_batch(
     where = info.axes.batch_place
     mesh_axis = axis.explicit_mesh_axis
     shapes = tuple(
-        _compat.with_axis(s, where, axis.size, mesh_axis) for s in info.shapes
+        _compat_meshes.with_axis(s, where, axis.size, mesh_axis) for s in info.shapes
     )
     axes = info.axes.with_batch(axis.size)
     info = dataclasses.replace(info, shapes=shapes, axes=axes)

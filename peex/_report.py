@@ -16,9 +16,10 @@ from ._catalogue import class_name, static_modules
 from ._group import grouped
 from ._log import Numbering
 from ._parameters import is_array, Parameter, Parameters
+from ._patterns import nearest
 from ._plan import check_method, check_model, Method, root_method_of
 from ._reported import Axis, Call, Missing, Report, Tree
-from ._select import Chosen, default_of, nearest, Place, places, select
+from ._select import Chosen, default_of, Place, places, select
 from ._signature import TapSpec
 from ._site import Axes
 from ._stage import stage, Staged

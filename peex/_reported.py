@@ -210,7 +210,7 @@ class Report(HasParameters, Shown):
     def __getitem__(self, key: str) -> Call:
         if key in self._calls:
             return self._calls[key]
-        from ._select import nearest
+        from ._patterns import nearest
 
         if key in self.missing:
             raise KeyError(f"{key!r} has no call: {self.missing[key].why}.")

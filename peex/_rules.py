@@ -16,6 +16,7 @@ from . import (
     _compat,
     _compat_equinox,
     _compat_jaxprs,
+    _compat_meshes,
     _custom,
     _shard,
     _solves,
@@ -80,7 +81,7 @@ def _scan_signature(params: Params) -> Signature:
     inside, length = _body_signature(params), params["length"]
 
     def stacked(shape: Any, axes: Axes) -> Any:
-        return _compat.with_axis(shape, axes.step_place, length)
+        return _compat_meshes.with_axis(shape, axes.step_place, length)
 
     def tap(spec: TapSpec) -> TapSpec:
         axes = spec.info.axes

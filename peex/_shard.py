@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from . import _compat, _compat_jaxprs
+from . import _compat, _compat_jaxprs, _compat_meshes
 from ._collect import Collector
 from ._lift import evaluate, Feed, Logs
 from ._signature import of_jaxpr, Signature, TapSpec
@@ -84,7 +84,7 @@ def shard_map(
     if not inside:
         return None
     mesh, axes = params["mesh"], _manual_axes(params)
-    split = lambda x: _compat.split_over(x, mesh, axes)
+    split = lambda x: _compat_meshes.split_over(x, mesh, axes)
     slots = [list(map(split, collector.supply(info))) for info in inside.asks]
     shared = {info.name: list(collector.supply(info)) for info in inside.shared}
     devices = PartitionSpec(_manual_axes(params))

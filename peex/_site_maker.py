@@ -9,8 +9,9 @@ from typing import Any
 
 from ._group import grouped, Prefix
 from ._hook_collector import HookCollector
+from ._patterns import first_match
 from ._plan import Plan
-from ._select import Chosen, first_match, places
+from ._select import Chosen, places
 from ._site import Path, Site, suffix_of
 
 

@@ -107,7 +107,7 @@ def _merged_site(a: Site | Path, b: Site | Path) -> Site | Path | None:
     if prefix is None or collector is None:
         return None
     key: Any = grouped(a.key, [prefix])
-    made = [dataclasses.replace(x, key=key) for x in (a, b)]  # pyright: ignore
+    made = [dataclasses.replace(x, key=key) for x in (a, b)]
     if type(a) is not type(b) or made[0] != made[1]:
         return None
     if prefix not in collector.groups:

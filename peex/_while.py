@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from . import _compat
+from . import _compat_meshes
 from ._branches import counted
 from ._lift import evaluate, Feed, Logs, Params, Rule, zeros
 from ._primitives import lost
@@ -40,7 +40,7 @@ def _kept(spec: TapSpec) -> TapSpec:
     if size is None:
         return counted(spec)
     place = spec.info.axes.step_place
-    shapes = tuple(_compat.with_axis(s, place, size) for s in spec.log_shapes)
+    shapes = tuple(_compat_meshes.with_axis(s, place, size) for s in spec.log_shapes)
     axes = spec.info.axes.with_step(Ring(size))
     info = dataclasses.replace(spec.info, axes=axes, counted=False)
     return counted(TapSpec(info, shapes))
@@ -57,7 +57,7 @@ def _size(spec: TapSpec) -> int:
 
 def _empty(spec: TapSpec) -> State:
     *shapes, count = counted(spec).shapes
-    slots = (_compat.with_axis(s, 0, _size(spec)) for s in shapes)
+    slots = (_compat_meshes.with_axis(s, 0, _size(spec)) for s in shapes)
     return [zeros(s) for s in slots], zeros(count), zeros(count)
 
 
@@ -116,7 +116,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
         for name in ("cond_jaxpr", "body_jaxpr")
     )
     taps = (*cond_taps, *body_taps)
-    varying = _compat.varying(s for spec in taps for s in spec.shapes)
+    varying = _compat_meshes.varying(s for spec in taps for s in spec.shapes)
 
     def check(carry: Any, once_more: bool = True) -> tuple[list[Any], Logs]:
         args = [*cond_consts, *carry]
@@ -124,7 +124,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
 
     def put(rings: list[State], specs: Sequence[TapSpec], found: Logs) -> list[State]:
         rings = [_put(*x) for x in zip(specs, rings, found, strict=True)]
-        return _compat.as_varying(rings, varying)
+        return _compat_meshes.as_varying(rings, varying)
 
     # The condition runs once more than the body, and last on the final state. So its
     # last value is found after the loop; earlier ones only where they are wanted: for
@@ -146,7 +146,7 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
         return outs, steps + 1, of_cond, put(of_body, body_taps, found)
 
     rings = [[_empty(t) for t in specs] for specs in (cond_taps, body_taps)]
-    rings = _compat.as_varying(rings, varying)
+    rings = _compat_meshes.as_varying(rings, varying)
     state = list(init), jnp.zeros((), jnp.int32), *rings
     carry, steps, of_cond, of_body = lax.while_loop(cond, body, state)
     if cond_taps:
