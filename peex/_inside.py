@@ -40,6 +40,13 @@ def call(
     sites: Sequence[Site], fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Calls `fn`, a method of a module or a function, with these sites inside."""
+    if _runs_eagerly():
+        # Where Python looks at values, the call can't be traced; for the names of
+        # probes it needn't be.
+        _, module = _method_and_module(fn)
+        sites = [s for s in sites if s.inside and not _has_probe(module, s.inside[0])]
+        if not sites:
+            return fn(*args, **kwargs)
     wanted_names = {site.inside[0] for site in sites if site.inside is not None}
     forward = trace(sites[0].key, fn, args, kwargs, wanted_names)
     names = forward.names
@@ -56,6 +63,25 @@ def call(
             collector.missed[site.key] = forward.seen(name)
     with not_listening():
         return forward.run(level, ft.partial(_fire_all, sites))
+
+
+def _runs_eagerly() -> bool:
+    current = _compat.current_trace()
+    return getattr(current, "eager", _compat.is_eval_trace(current))
+
+
+def _has_probe(module: Any, name: str) -> bool:
+    """Whether the code of a module's class writes `probe(..., name)`."""
+    functions = (f for cls in type(module).__mro__ for f in vars(cls).values())
+    codes = [_code_of(f) for f in functions if callable(f)]
+    while codes:
+        code = codes.pop()
+        if code is None:
+            continue
+        if "probe" in code.co_names and name in code.co_consts:
+            return True
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return False
 
 
 def _is_probe(site: Site, jaxpr: Any) -> bool:
@@ -128,8 +154,7 @@ def trace(
         with caches, listening(names, is_own):
             jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
     except _compat.VALUE_ERRORS as error:
-        current = _compat.current_trace()
-        if not getattr(current, "eager", _compat.is_eval_trace(current)):
+        if not _runs_eagerly():
             raise  # as it would without peex
         raise SiteLostError(
             f"Named values inside of a module, as {key!r}, are found by tracing its "

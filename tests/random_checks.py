@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_programs import BATCHES, build, CUSTOM, INNER, STEPS, uses
+from random_programs import BATCHES, build, CUSTOM, EFFECTS, INNER, STEPS, uses
 from random_twins import names, sites, twin
 
 import peex as px
@@ -92,6 +92,13 @@ def check_forward(expected, result, what):
         assert_close(log.counts[key], count, f"count of {key}, {what}")
 
 
+def effects(model, x):
+    """How often the code around effects runs while JAX traces the model."""
+    EFFECTS.clear()
+    jax.make_jaxpr(lambda x: model(x))(x)
+    return len(EFFECTS)
+
+
 def check_logs(plan, seed=0):
     """Logs, counts, outputs and gradients are those of the twin."""
     with jax.enable_x64(True):
@@ -99,6 +106,8 @@ def check_logs(plan, seed=0):
         expected = Expected(model, x, gradients=not uses(plan, "while"))
         forward = px.ForwardHook(model)
         check_forward(expected, forward(x), "eager")
+        if uses(plan, "effect") and not uses(plan, "jit"):  # which keeps what it traced
+            assert effects(forward, x) == effects(model, x)
         if uses(plan, "while"):
             check_forward(expected, eqx.filter_jit(forward)(x), "jit")
             check_no_cotangents(model, x)

@@ -200,6 +200,42 @@ def _custom_vjp(module, x):
     return f(params, x)
 
 
+# How often the code around an "effect" ran.
+EFFECTS: list[None] = []
+
+
+def _effect(module, x):
+    EFFECTS.append(None)
+    return module(x)
+
+
+def _closure(module, x):
+    def make():
+        return lambda y: module(y)
+
+    return make()(x)
+
+
+def _container(module, x):
+    """What is put into a list is still there, and dicts keep their order."""
+    cache = {"z": [x], "a": []}
+
+    def fill(cache):
+        cache["a"].append(module(cache["z"][0]))
+        return cache
+
+    filled = list(fill(cache).values())
+    assert filled[1] is cache["a"]
+    return filled[1][0]
+
+
+def _chosen(module, x):
+    """One of several closures over modules, by `switch`."""
+    modules = [module, lambda x: module(-x)]
+    calls = [lambda x, m=m: m(x) for m in modules]
+    return lax.switch(index(x, 2), calls, x)
+
+
 _dots = jax.checkpoint_policies.dots_saveable
 
 HOWS: dict[str, Callable[[Any, Any], Any]] = {
@@ -224,6 +260,10 @@ HOWS: dict[str, Callable[[Any, Any], Any]] = {
     "linearize": _linearize,
     "custom_jvp": _custom_jvp,
     "custom_vjp": _custom_vjp,
+    "effect": _effect,
+    "closure": _closure,
+    "container": _container,
+    "chosen": _chosen,
 }
 WRAPPERS = {"jit": eqx.filter_jit, "checkpoint": eqx.filter_checkpoint}
 Wrapped = tuple(type(w(lambda x: x)) for w in WRAPPERS.values())
@@ -294,6 +334,7 @@ _COSTS = {
     **dict.fromkeys((*STEPS, *BATCHES, *INNER), NUM),
     "while": 2 * MAX_STEPS,
     "switch": 5,
+    "chosen": 2,
 }
 _FORBIDS = {
     "grad": {"while"},  # no reverse mode

@@ -202,6 +202,8 @@ def _under(how, run, inside: list[Site], x, feed) -> tuple[Any, Found]:
     if how == "cond":
         runs = [lambda x, feed: (-x, []), run]
         return _branch((x[1] > 0.1).astype(int), runs, [[], inside], x, feed)
+    if how == "chosen":
+        return run(jnp.where(index(x, 2) == 0, x, -x), feed)
     if how == "switch":
         runs = [
             run,

@@ -306,6 +306,23 @@ def test_a_model_that_catches_everything():
         assert list(log) == ["./x", "layer"]
 
 
+def test_a_named_probe_where_python_looks_at_values():
+    class Looking(eqx.Module):
+        def __call__(self, x):
+            RUNS.append(True)
+            return px.probe(2 * x if float(x[1]) > 0 else x, "doubled")
+
+    m = Looking()
+    for n in (1, 2):
+        RUNS.clear()
+        out, log = px.ForwardHook(m, px.AddHook(float(n)), where="./doubled")(X)
+        np.testing.assert_allclose(out, 2 * X + n)
+        np.testing.assert_allclose(log["./doubled"], 2 * X + n)
+        assert len(RUNS) == 1
+    with pytest.raises(px.SiteLostError, match="Mark the value with `px.probe"):
+        px.ForwardHook(m, where="./mul")(X)
+
+
 def test_a_first_model_with_a_probe_compiles_once():
     m = fresh(Probing, linear(3, 3, 0))
     traces = []
