@@ -64,7 +64,7 @@ def _shared(sites: _Sites, collector: Collector) -> Shared:
     # The rule gives no derivative with respect to a hook's arrays.
     return {
         info.name: [lax.stop_gradient(x) for x in collector.supply(info)]
-        for info in sites.signature.shared
+        for info in sites.signature.arrays
     }
 
 

@@ -88,7 +88,7 @@ def lift(
         lost(*signature.lost[0])
     rule = rules[primitive.name]
     slots = [ask(args, info) for info in signature.asks]
-    shared = {info.name: ask((), info) for info in signature.shared}
+    shared = {info.name: ask((), info) for info in signature.arrays}
     if eager or rule.jit_options is not None:
         run = _compiled(primitive, rule, params, collector)
         with _compat.set_current_trace(below or _compat.current_trace()):

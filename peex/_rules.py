@@ -200,7 +200,7 @@ class _LogsOnly(Collector):
         return primitive in (ask_p, tap_p)
 
     def part(self, signature: Signature) -> Signature:
-        return signature
+        return dataclasses.replace(signature, marked=())
 
 
 def _logs_out_first(primitive: Any) -> Callable[..., Any]:

@@ -86,7 +86,7 @@ def shard_map(
     mesh, axes = params["mesh"], _manual_axes(params)
     split = lambda x: _compat_meshes.split_over(x, mesh, axes)
     slots = [list(map(split, collector.supply(info))) for info in inside.asks]
-    shared = {info.name: list(collector.supply(info)) for info in inside.shared}
+    shared = {info.name: list(collector.supply(info)) for info in inside.arrays}
     devices = PartitionSpec(_manual_axes(params))
 
     def body(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:

@@ -39,6 +39,7 @@ class Signature:
     - `taps`: the values it taps.
     - `asks`: the buffers of backward logs it asks for, call by call.
     - `shared`: the arrays of hooks it asks for, each once.
+    - `marked`: those that it will ask for where its marks become derivative rules.
     - `lost`: the sites that are in primitives without a rule, and why nothing can come
         of them.
     """
@@ -46,10 +47,16 @@ class Signature:
     taps: tuple[TapSpec, ...] = ()
     asks: tuple[Ask, ...] = ()
     shared: tuple[Ask, ...] = ()
+    marked: tuple[Ask, ...] = ()
     lost: tuple[tuple[Site, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.taps or self.asks or self.shared or self.lost)
+        return bool(self.taps or self.asks or self.shared or self.marked or self.lost)
+
+    @property
+    def arrays(self) -> tuple[Ask, ...]:
+        """The arrays of hooks that are needed, each once."""
+        return tuple({a.name: a for a in (*self.shared, *self.marked)}.values())
 
     def at(self, depth: int) -> "Signature":
         """The part that belongs to the wrapper at one depth."""
@@ -59,13 +66,14 @@ class Signature:
             tuple(t for t in self.taps if t.info.site.depth == depth),
             tuple(a for a in self.asks if a.site.depth == depth),
             tuple(a for a in self.shared if a.site.depth == depth),
+            tuple(a for a in self.marked if a.site.depth == depth),
             tuple(pair for pair in self.lost if pair[0].depth == depth),
         )
 
     @property
     def sites(self) -> tuple[Site, ...]:
         taps = (t.info.site for t in self.taps)
-        asks = (a.site for a in (*self.asks, *self.shared))
+        asks = (a.site for a in (*self.asks, *self.arrays))
         return (*taps, *asks, *(site for site, _ in self.lost))
 
 
@@ -78,10 +86,12 @@ def join(parts: Iterable[Signature]) -> Signature:
     if not parts:
         return EMPTY
     shared = {a.name: a for p in parts for a in p.shared}
+    marked = {a.name: a for p in parts for a in p.marked}
     return Signature(
         tuple(t for p in parts for t in p.taps),
         tuple(a for p in parts for a in p.asks),
         tuple(shared.values()),
+        tuple(marked.values()),
         tuple(pair for p in parts for pair in p.lost),
     )
 
@@ -105,7 +115,7 @@ def _of_equation(eqn: Any) -> Signature:
         shapes = tuple(v.aval for v in eqn.invars[params["num_values"] :])
         return Signature(taps=(TapSpec(params["info"], shapes),))
     if eqn.primitive is mark_p:
-        return Signature(shared=params["info"].shared)
+        return Signature(marked=params["info"].shared)
     if eqn.primitive is ask_p:
         info = params["info"]
         return Signature(shared=(info,)) if info.shared else Signature(asks=(info,))

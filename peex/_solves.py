@@ -82,7 +82,7 @@ def _high_signature(params: Params) -> Signature:
     if not isinstance(parts, Root):
         return whole
     # The other parts are run without being heard, but with the arrays of their hooks.
-    return dataclasses.replace(_of_solver(parts.solve), shared=whole.shared)
+    return dataclasses.replace(_of_solver(parts.solve), shared=whole.arrays)
 
 
 def _run_high(

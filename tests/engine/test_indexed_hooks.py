@@ -196,7 +196,7 @@ def test_a_patch_that_does_not_fit_is_an_error():
     with pytest.raises(px.LogShapeError, match=r"is float32\[2, 4\].*float32\[4\]"):
         batched(jnp.ones((2, 3)))
     assert hooked(X)[0].shape == (3,)
-    hooked = px.ForwardHook(mlp, px.PatchHook(log, jnp.ones(7)), where="linear1")
+    hooked = px.ForwardHook(mlp, px.PatchHook(log, jnp.ones(7, bool)), where="linear1")
     with pytest.raises(px.LogShapeError, match=r"mask .*\(7,\), doesn't broadcast"):
         hooked(X)
 
