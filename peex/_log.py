@@ -15,6 +15,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
@@ -207,9 +208,11 @@ class Encoded(eqx.Module):
         """
         if not isinstance(self.parts, jax.Array):
             return self.parts  # a placeholder of JAX's
-        if not isinstance(self.parts, Tracer):
+        concrete = not isinstance(self.parts, Tracer)
+        if concrete and self.parts.is_fully_addressable:
+            # By NumPy: whatever trace is current, this is known now.
             most = int(2 ** (jnp.finfo(self.parts.dtype).nmant + 1 - _BITS))
-            summed = float(jnp.max(self.parts[..., -1], initial=0))
+            summed = float(np.max(np.asarray(self.parts)[..., -1], initial=0))
             if summed > most:
                 raise LogValueError(
                     f"An integer log of a backward hook was summed over {summed:.0f} "

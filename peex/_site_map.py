@@ -7,6 +7,7 @@ has the sites of all of them, under one name (see `_group.py`).
 """
 
 import dataclasses
+import functools as ft
 import types
 from typing import Any, no_type_check
 
@@ -19,8 +20,9 @@ from ._site import Path, Site
 class SiteMap(dict[str, tuple[Site | Path, ...]]):
     """From a method's name to the sites around it, those of outer wrappers first."""
 
-    # While `jax.tree.map` works on this structure: its frame, and what the result has.
-    _stacking: tuple[types.FrameType, "SiteMap"] | None = None
+    # While `jax.tree.map` works on this structure: by its frame (of each thread one),
+    # what the result has.
+    _stacking: dict[types.FrameType, "SiteMap"] | None = None
 
     @property
     def is_still(self) -> bool:
@@ -55,32 +57,34 @@ class SiteMap(dict[str, tuple[Site | Path, ...]]):
         if self.is_still or other.is_still:
             self._note(frame, other if self.is_still else self)
             return True
-        mine = self if self._stacking is None else self._stacking[1]
-        merged = _merged(mine, other)
+        merged = _merged((self._stacking or {}).get(frame, self), other)
         if merged is not None:
             self._note(frame, merged)
         return merged is not None
 
     def _note(self, frame: types.FrameType, result: "SiteMap") -> None:
-        self._stacking = frame, result
+        self._stacking = {**(self._stacking or {}), frame: result}
+        forget = ft.partial(self._forget, frame)
         for site in (site for sites in result.values() for site in sites):
             collector = running(site.depth)
             if collector is not None:
                 # The frame is let go of when the call ends, at the latest.
-                collector.at_end.append(self._forget)
+                collector.at_end.append(forget)
 
-    def _forget(self) -> None:
-        self._stacking = None
+    def _forget(self, frame: types.FrameType) -> None:
+        others = {f: r for f, r in (self._stacking or {}).items() if f is not frame}
+        self._stacking = others or None
 
     @no_type_check
     def taken(self) -> "SiteMap":
         """The sites of a module that is made with these in its structure."""
         if self._stacking is None:
             return self
-        frame, merged = self._stacking
-        if _compat_frames.mapping_frame(3) is not frame:
+        frame = _compat_frames.mapping_frame(3)
+        if frame not in self._stacking:
             return self
-        self._stacking = None
+        merged = self._stacking[frame]
+        self._forget(frame)
         return merged
 
 

@@ -6,8 +6,9 @@ else refers to them stay as they are without hooks.
 
 import collections
 import copy
+import dataclasses
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -48,7 +49,17 @@ def hidden_arrays(leaf: Any) -> bool:
     """Whether something that JAX takes for a leaf, since its type isn't a pytree, is a
     container with arrays in it.
     """
-    return any(map(is_array, _inside(leaf)))
+    if isinstance(leaf, Mapping):
+        inside = list(leaf.values())
+    elif isinstance(leaf, list | tuple | set | frozenset | collections.deque):
+        inside = list(leaf)
+    elif isinstance(leaf, types.SimpleNamespace):
+        inside = list(vars(leaf).values())
+    elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        inside = [getattr(leaf, f.name, None) for f in dataclasses.fields(leaf)]
+    else:
+        return False
+    return any(map(is_array, jtu.tree_leaves(inside)))
 
 
 def once(leaves: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -72,30 +83,3 @@ def eval_shape(fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*treedef.unflatten([unique[i] for i in places]))
 
     return eqx.filter_eval_shape(run, unique)
-
-
-_PLAIN = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-)
-
-
-def _inside(leaf: Any) -> Iterable[Any]:
-    if isinstance(leaf, _PLAIN) or is_array(leaf) or is_state(leaf):
-        return ()
-    if isinstance(leaf, Mapping):
-        return jtu.tree_leaves(list(leaf.values()))
-    if isinstance(leaf, list | tuple | set | frozenset | collections.deque):
-        return jtu.tree_leaves(list(leaf))
-    if callable(leaf) or not hasattr(leaf, "__dict__"):
-        return ()
-    return jtu.tree_leaves(list(vars(leaf).values()))
