@@ -17,7 +17,7 @@ from ._group import grouped
 from ._log import Numbering
 from ._parameters import is_array, Parameter, Parameters
 from ._patterns import nearest
-from ._plan import check_method, check_model, Method, root_method_of
+from ._plan import check_method, Method, root_method_of
 from ._reported import Axis, Call, Missing, Report, Tree
 from ._select import Chosen, default_of, Place, places, select
 from ._signature import TapSpec
@@ -72,7 +72,6 @@ def report(
     [`peex.SiteNotFoundError`][] if a part of `where` matches nothing. What doesn't run
     or can't be brought out doesn't raise: it is in `missing`.
     """
-    check_model(model)
     check_method(model, method)
     root_method = root_method_of(model, method)
     selected, asked = select(model, where, root_method)

@@ -75,8 +75,7 @@ def _put(spec: TapSpec, ring: State, new: list[Any]) -> State:
 
     def put(old: Any, new: Any) -> Any:
         where = here.reshape(here.shape + (1,) * (old.ndim - here.ndim))
-        new = jnp.broadcast_to(new[None].astype(old.dtype), old.shape)
-        return lax.select(jnp.broadcast_to(where, old.shape), new, old)
+        return jnp.where(where, new[None], old)
 
     kept = [put(o, n) for o, n in zip(kept, new, strict=True)]
     return kept, count + added, puts + ran.astype(puts.dtype)

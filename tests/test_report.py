@@ -329,8 +329,8 @@ def test_key_errors():
         def __call__(self, x):
             return self.used(x)
 
-    linear = eqx.nn.Linear(2, 2, key=key())
-    report = px.report(Model(linear, linear), f32(2))
+    linear, other = (eqx.nn.Linear(2, 2, key=key()) for _ in range(2))
+    report = px.report(Model(linear, other), f32(2))
     with pytest.raises(
         KeyError, match="'usd' isn't a call of this report. Nearest: 'us"
     ):

@@ -280,8 +280,6 @@ def test_a_model_in_which_no_module_is_to_be_seen(name):
         with pytest.raises(TypeError, match=match):
             wrapper(WITHOUT[name])
     with pytest.raises(TypeError, match=match):
-        px.report(WITHOUT[name], X)
-    with pytest.raises(TypeError, match=match):
         px.value_and_grad(lambda f, x: jnp.sum(f(x)))(WITHOUT[name], X)
 
 

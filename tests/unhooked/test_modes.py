@@ -229,7 +229,9 @@ def test_random_keys(name, buffer, pre):
 
 def test_cotangents_in_a_cond_with_a_batched_index():
     layer = linear(3, 3, 0)
-    run = lambda m, xs: jax.vmap(lambda x: lax.cond(x[0] > 0, m, jnp.sin, x))(xs)
+    run = lambda m, xs: jax.vmap(
+        lambda x: lax.cond(x[0] > 0, lambda x: m(x), jnp.sin, x)
+    )(xs)
     xs = jnp.stack([X + 1, -X - 1])
     hooked = px.BackwardHook(layer, px.ScaleHook(jnp.array(2.0)), method=run).init(xs)
     grads = eqx.filter_jit(eqx.filter_grad(lambda h: jnp.sum(h(xs))))(hooked)
