@@ -4,6 +4,8 @@ the tests.
 
 import os
 
+import pytest
+
 
 _FLAG = "--xla_force_host_platform_device_count=4"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -18,3 +20,14 @@ def pytest_addoption(parser):
         metavar="N",
         help="check N new random programs, instead of the few that the suite checks",
     )
+
+
+@pytest.fixture
+def standard_promotion():
+    """For tests that promote dtypes themselves: CI also runs the suite in the strict
+    mode of JAX.
+    """
+    import jax  # after the flags
+
+    with jax.numpy_dtype_promotion("standard"):
+        yield

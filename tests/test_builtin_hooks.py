@@ -178,6 +178,7 @@ def test_identity_hook(value):
     np.testing.assert_array_equal(hooked_value(px.IdentityHook(), value), value)
 
 
+@pytest.mark.usefixtures("standard_promotion")
 @values
 def test_zero_hook(value):
     np.testing.assert_array_equal(hooked_value(px.ZeroHook(), value), 0 * value)
@@ -187,6 +188,7 @@ def tolerance(dtype):
     return 1e-2 if jnp.dtype(dtype).itemsize == 2 else 1e-6
 
 
+@pytest.mark.usefixtures("standard_promotion")
 @values
 @pytest.mark.parametrize("scale", [2, 0.5, jnp.array(2.0), np.float32(2.0)])
 def test_scale_hook(value, scale):

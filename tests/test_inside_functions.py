@@ -119,6 +119,7 @@ def test_in_the_body_of_a_scan():
     assert_close(log["./activation"], jnp.stack(cotangents))
 
 
+@pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("sign", [1, -1])
 def test_in_the_branches_of_a_cond(sign):
     hooked = px.ForwardHook(Loops(), where="./activation", method="branch")

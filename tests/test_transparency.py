@@ -141,6 +141,7 @@ def test_log_that_is_not_used_is_compiled_away():
     )
 
 
+@pytest.mark.usefixtures("standard_promotion")
 def test_training_is_bitwise_equal():
     optimiser = optax.adam(1e-2)
     ys = jnp.array([1.0, -1.0])

@@ -182,6 +182,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("value", [2.0, 2, 2j], ids=str)
 @pytest.mark.parametrize("hook", HOOKS)
