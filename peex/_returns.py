@@ -76,22 +76,20 @@ def listening(
             arrays = [x for x in jtu.tree_leaves(value) if isinstance(x, Tracer)]
             returned_p.bind(*arrays, name=name, begins=False)
 
-    before, was_on = sys.getprofile(), _listening.on
-    _listening.on = True
-    sys.setprofile(profile)
-    try:
+    with _profiled(profile):
         yield
-    finally:
-        sys.setprofile(before)
-        _listening.on = was_on
+
+
+def not_listening() -> contextlib.AbstractContextManager[None]:
+    """The marks of a program that runs inside are nothing."""
+    return _profiled(None)
 
 
 @contextlib.contextmanager
-def not_listening() -> Iterator[None]:
-    """The marks of a program that runs inside are nothing."""
+def _profiled(profile: Callable[..., None] | None) -> Iterator[None]:
     before, was_on = sys.getprofile(), _listening.on
-    _listening.on = False
-    sys.setprofile(None)
+    _listening.on = profile is not None
+    sys.setprofile(profile)
     try:
         yield
     finally:

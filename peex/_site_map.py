@@ -41,15 +41,6 @@ class SiteMap(dict[str, tuple[Site | Path, ...]]):
         frame = _compat_frames.mapping_frame(2)
         return frame is not None and self._stack(frame, other)
 
-    @no_type_check
-    def __ne__(self, other: object) -> bool:
-        if dict.__eq__(self, other):
-            return False
-        if type(other) is not SiteMap:
-            return True
-        frame = _compat_frames.mapping_frame(2)
-        return frame is None or not self._stack(frame, other)
-
     def _stack(self, frame: types.FrameType, other: "SiteMap") -> bool:
         """Notes that `jax.tree.map`, whose frame this is, brings the two together;
         `False` if they don't belong together.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from parts import Returning, Whole
 from twin_case import linear
 
 import peex as px
@@ -19,25 +20,6 @@ LOGS = {
     "pre": dict(where="part", pre_hook=True),
     "kwargs": dict(where="part", pre_hook=True, with_kwargs=True),
 }
-
-
-class Whole(eqx.Module):
-    """Runs its part by a function."""
-
-    part: eqx.Module
-    run: collections.abc.Callable = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.run(self.part, x)
-
-
-class Returning(eqx.Module):
-    """Returns what a function makes of its arguments."""
-
-    make: collections.abc.Callable = eqx.field(static=True)
-
-    def __call__(self, *args, **kwargs):
-        return self.make(*args, **kwargs)
 
 
 def in_order(values):

@@ -11,31 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import jet
+from parts import Returning, Whole
 from twin_case import linear
 
 import peex as px
 
 
 X = jnp.arange(3.0)
-
-
-class Whole(eqx.Module):
-    """Runs its part by a function."""
-
-    part: eqx.Module
-    run: collections.abc.Callable = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.run(self.part, x)
-
-
-class Returning(eqx.Module):
-    """Returns what a function makes of its arguments."""
-
-    make: collections.abc.Callable = eqx.field(static=True)
-
-    def __call__(self, *args, **kwargs):
-        return self.make(*args, **kwargs)
 
 
 #
