@@ -8,6 +8,7 @@ every callable module tells its key while it runs.
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -85,13 +86,18 @@ class Probes:
     - `site`: the site, from the key of the module that runs, the name, and which one of
         its name it is in a call of the module; `None` if it isn't chosen.
     - `listens`: whether any probe may be a site.
+    - `owner`: the class of the model; `None` where a function is run.
     """
 
     wanted: Callable[[str], bool]
     site: Callable[[str, str, int], Site | None]
     listens: bool = True
+    owner: type | None = None
 
     def __post_init__(self) -> None:
+        # Whether each module has caches of its own (see `_JitCaches`). Until a probe is
+        # met in a call of a model of this class, none is in what these calls share.
+        self.apart = self.owner is None or self.owner in _with_probes
         # The modules whose methods are running, with the probes that each had.
         self.running: list[tuple[str, dict[str, int]]] = [(".", {})]
         self.fired: dict[str, Site] = {}
@@ -112,9 +118,17 @@ class Probes:
         returned is exited.
         """
         self.running.append((key, {}))
-        return _Within(self, _jit_caches.at(key) if _jit_caches.probes else None)
+        apart = self.apart and _jit_caches.probes
+        return _Within(self, _jit_caches.at(key) if apart else None)
+
+    def caches(self) -> contextlib.AbstractContextManager[Any]:
+        """The caches of JAX for such calls."""
+        return _jit_caches.at("peex", 0 if self.owner is None else id(self.owner))
 
     def fire(self, x: Any, name: str) -> Any:
+        if self.owner is not None:
+            self.apart = True
+            _with_probes.add(self.owner)
         if not (self.listens and self.wanted(name)):
             return x
         key, counts = self.running[-1]
@@ -124,6 +138,10 @@ class Probes:
             return x
         self.fired[site.key] = site
         return _fire._fire(site, x)
+
+
+# The classes of models in whose calls a probe was met.
+_with_probes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class _Within(contextlib.AbstractContextManager[None]):
@@ -141,7 +159,8 @@ class _Within(contextlib.AbstractContextManager[None]):
 class _JitCaches:
     """A function that JAX has traced and cached doesn't run again: outside of hooks its
     probes are gone, and inside they have the key of the module that called it first. So
-    where there are probes, hooked calls have caches of their own, and each module has.
+    where there are probes, hooked calls have caches of their own, by the class of the
+    model; and where that has probes, each module has.
 
     - `probes`: whether this process has any.
     """

@@ -13,10 +13,11 @@ from ._group import is_refusal, refuse, refuse_fixed
 from ._hook_collector import HookCollector
 from ._instrument import stand_still, strip
 from ._plan import Method, Plan
-from ._probe import own_caches, Probes
+from ._probe import Probes
 from ._rules import install
 from ._running import all_saved, Staged
 from ._site_maker import may_be_site, SiteMaker, sites_of, tell_keys
+from ._walk import unwrap
 
 
 Collected = TypeVar("Collected", bound=HookCollector)
@@ -65,10 +66,11 @@ def _run(
 ) -> tuple[Any, Collected]:
     make = SiteMaker(plan, collector, backward)
     may_be = ft.partial(may_be_site, plan)
-    collector.probes = Probes(may_be, make.of_probe, plan.may_probe)
+    owner = type(unwrap(model)) if isinstance(plan.method, str) else None
+    collector.probes = Probes(may_be, make.of_probe, plan.may_probe, owner)
     collector.frame = sys._getframe()
     try:
-        with run_with(collector), own_caches("peex"):
+        with run_with(collector), collector.probes.caches():
             instrumented = _instrumented(model, make)
             args, kwargs = stand_still(instrumented, args, kwargs)
             out = call_method(instrumented, plan.method, args, kwargs)
