@@ -2,9 +2,6 @@
 computed (activations) and received (cotangents), or changes them on the way.
 """
 
-from ._backward import BackwardHook as BackwardHook
-from ._catalogue import Sites as Sites, sites as sites
-from ._diff import ReportDiff as ReportDiff
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
@@ -16,8 +13,7 @@ from ._errors import (
     SiteNotFiredError as SiteNotFiredError,
     SiteNotFoundError as SiteNotFoundError,
 )
-from ._forward import ForwardHook as ForwardHook
-from ._hooks import (
+from ._hooks.hooks import (
     AbstractHook as AbstractHook,
     AddHook as AddHook,
     Chain as Chain,
@@ -25,9 +21,7 @@ from ._hooks import (
     ScaleHook as ScaleHook,
     ZeroHook as ZeroHook,
 )
-from ._indexed import AtStep as AtStep, PatchHook as PatchHook
-from ._log import Log as Log
-from ._logs import (
+from ._hooks.log_fns import (
     AbstractLog as AbstractLog,
     HistogramLog as HistogramLog,
     IdentityLog as IdentityLog,
@@ -38,7 +32,13 @@ from ._logs import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
-from ._probe import probe as probe
-from ._report import report as report
-from ._reported import Report as Report
-from ._value_and_grad import Logs as Logs, value_and_grad as value_and_grad
+from ._hooks.step_hooks import AtStep as AtStep, PatchHook as PatchHook
+from ._instrument.probe import probe as probe
+from ._log import Log as Log
+from ._report.diff import ReportDiff as ReportDiff
+from ._report.report import report as report
+from ._report.result import Report as Report
+from ._report.sites import Sites as Sites, sites as sites
+from ._wrappers.backward import BackwardHook as BackwardHook
+from ._wrappers.forward import ForwardHook as ForwardHook
+from ._wrappers.value_and_grad import Logs as Logs, value_and_grad as value_and_grad

@@ -19,9 +19,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from . import _compat_meshes
+from . import _compat
+from ._engine.site import Site
 from ._errors import LogValueError
-from ._site import Site
 
 
 @jtu.register_pytree_with_keys_class
@@ -69,7 +69,7 @@ class Log(Mapping[str, Any]):
         try:
             entry = self._entries[key]
         except KeyError:
-            from ._patterns import nearest
+            from ._sites.patterns import nearest
 
             raise KeyError(
                 f"{key!r} is not in the log. Nearest: {nearest(key, self._entries)}"
@@ -263,7 +263,7 @@ def encoded_shapes(logs: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and dtypes of `encode(logs)`."""
     if any(_is_encoded(x.dtype) for x in logs):
         logs = jax.eval_shape(encode, logs)
-    return tuple(map(_compat_meshes.plain_shape, logs))
+    return tuple(map(_compat.plain_shape, logs))
 
 
 def pack(treedef: Any, dtypes: Sequence[Any], buffers: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import pjit
 from jax.extend.core import Literal
 
-from peex import _compat_jaxprs
+from peex import _compat
 
 
 # What runs a jitted function that is new (JAX 0.10 to 0.12; its canary is a test in
@@ -44,7 +44,7 @@ class _Interpreter:
         self.runs = 0
 
     def __call__(self, *args, jaxpr, **params):
-        inside, consts = _compat_jaxprs.open_jaxpr(jaxpr)
+        inside, consts = _compat.open_jaxpr(jaxpr)
         if self.off or self._is_simple(inside):
             return self.compiled(*args, jaxpr=jaxpr, **params)
         self.runs += 1
@@ -97,15 +97,15 @@ class _Interpreter:
         return list(outs) if primitive.multiple_results else [outs]
 
     def body(self, jaxpr, args) -> list[Any]:
-        return self.run(*_compat_jaxprs.open_jaxpr(jaxpr), args)
+        return self.run(*_compat.open_jaxpr(jaxpr), args)
 
 
 def _bodies(eqn):
-    return list(_compat_jaxprs.sub_jaxprs(eqn.params))
+    return list(_compat.sub_jaxprs(eqn.params))
 
 
 def _scan(body, params, *args):
-    num_consts, num_carry = _compat_jaxprs.scan_layout(params)
+    num_consts, num_carry = _compat.scan_layout(params)
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     xs, ys = args[num_consts + num_carry :], {}
     steps = range(params["length"])

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxpr_params import params_of
 
-from peex import _compat, _compat_jaxprs
-from peex._lift import bind_checkpoint, bind_cond
+from peex import _compat
+from peex._engine.lift import bind_checkpoint, bind_cond
 
 
 def test_current_trace():
@@ -134,7 +134,7 @@ def test_scan_layout():
         return lax.scan(lambda c, y: ((c[0] + y, c[1] * w), y), (x[0], x), x)
 
     params = params_of(fn, "scan", jnp.ones(2))
-    num_consts, num_carry = _compat_jaxprs.scan_layout(params)
+    num_consts, num_carry = _compat.scan_layout(params)
     assert num_carry == 2
     assert num_consts in (0, 1)  # the constant may be in the jaxpr
     assert {"jaxpr", "length", "reverse", "unroll"} <= set(params)
@@ -142,7 +142,7 @@ def test_scan_layout():
     def fn(x, w):
         return lax.scan(lambda c, y: (c * w + y, y), x, jnp.ones(3))
 
-    assert _compat_jaxprs.scan_layout(params_of(fn, "scan", 1.0, 2.0)) == (1, 1)
+    assert _compat.scan_layout(params_of(fn, "scan", 1.0, 2.0)) == (1, 1)
 
 
 def test_while_params():
@@ -177,16 +177,16 @@ def test_bind_cond():
 
 def test_jit_options():
     params = params_of(jax.jit(jnp.sin), "jit", 1.0)
-    assert _compat_jaxprs.jit_options(params) == {"keep_unused": False}
-    assert _compat_jaxprs.jit_shardings(params) == ((None,), (None,))
+    assert _compat.jit_options(params) == {"keep_unused": False}
+    assert _compat.jit_shardings(params) == ((None,), (None,))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     fn = jax.jit(jnp.sin, in_shardings=device, donate_argnums=0, keep_unused=True)
     params = params_of(fn, "jit", 1.0)
-    assert _compat_jaxprs.jit_options(params) == {
+    assert _compat.jit_options(params) == {
         "keep_unused": True,
         "donate_argnums": (0,),
     }
-    assert _compat_jaxprs.jit_shardings(params)[0] == (device,)
+    assert _compat.jit_shardings(params)[0] == (device,)
 
 
 def test_random_keys_are_a_dtype():

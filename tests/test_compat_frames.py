@@ -8,7 +8,7 @@ import pytest
 from jax import tree_util as jtu
 from jax.experimental import jet
 
-from peex import _compat, _compat_equinox, _compat_frames
+from peex import _compat
 
 
 class Node:
@@ -22,7 +22,7 @@ class Node:
 
 class Aux:
     def __eq__(self, other):
-        Node.said.append(_compat_frames.mapping_frame(2) is not None)
+        Node.said.append(_compat.mapping_frame(2) is not None)
         return True
 
     def __hash__(self):
@@ -51,7 +51,7 @@ def test_eval_shape_is_on_the_stack():
     seen = []
 
     def f(x):
-        seen.append(_compat_frames.is_abstract(None))
+        seen.append(_compat.is_abstract(None))
         return x
 
     f(1.0)
@@ -65,7 +65,7 @@ def test_callbacks_are_on_the_stack(jit):
     seen = []
 
     def f(x):
-        seen.append(_compat_frames.in_callback())
+        seen.append(_compat.in_callback())
         return np.asarray(x)
 
     wrap = jax.jit if jit else lambda f: f
@@ -116,7 +116,7 @@ def test_a_primitive_without_results_is_linearized():
 
 def test_an_equinox_state_is_taken_anew():
     index, state = eqx.nn.make_with_state(lambda: eqx.nn.StateIndex(jnp.zeros(())))()
-    restore = _compat_equinox.saved_states(({"state": state}, 1))
+    restore = _compat.saved_states(({"state": state}, 1))
     state.set(index, jnp.ones(()))
     with pytest.raises(ValueError, match="old state"):
         state.get(index)
@@ -126,8 +126,8 @@ def test_an_equinox_state_is_taken_anew():
 
 def test_what_equinox_keeps_of_a_module_besides_its_fields():
     layer = eqx.nn.Identity()
-    for name in _compat_equinox.WRAPPER_FIELD_NAMES:
+    for name in _compat.WRAPPER_FIELD_NAMES:
         vars(layer)[name] = f"of {name}"
     vars(layer)["other"] = 1
     again = jax.tree.map(lambda x: x, layer)
-    assert set(vars(again)) == set(_compat_equinox.WRAPPER_FIELD_NAMES)
+    assert set(vars(again)) == set(_compat.WRAPPER_FIELD_NAMES)

@@ -3,47 +3,47 @@
 import jax
 import jax.numpy as jnp
 
-from peex import _compat_meshes
+from peex import _compat
 
 
 def test_what_varies_in_a_shard_map():
-    assert _compat_meshes.manual_axes() == frozenset()
+    assert _compat.manual_axes() == frozenset()
     axes = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((1,), ("d",), axis_types=axes)
     spec = jax.sharding.PartitionSpec("d")
     types = []
 
     def run(x):
-        assert _compat_meshes.manual_axes() == {"d"}
-        new = _compat_meshes.typed_as(jnp.ones(x.shape), jax.typeof(x))
-        assert _compat_meshes.varying([jax.typeof(new)]) == {"d"}
+        assert _compat.manual_axes() == {"d"}
+        new = _compat.typed_as(jnp.ones(x.shape), jax.typeof(x))
+        assert _compat.varying([jax.typeof(new)]) == {"d"}
         aval = jax.typeof(x)
         vary = frozenset({"d"})
-        types.append(_compat_meshes.varying_array((3, 4), aval.dtype, vary, [aval]))
+        types.append(_compat.varying_array((3, 4), aval.dtype, vary, [aval]))
         return new
 
     jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.ones(2))
     assert types[0].shape == (3, 4)
-    assert _compat_meshes.varying(types) == {"d"}
+    assert _compat.varying(types) == {"d"}
 
 
 def test_explicit_shardings():
     plain = jax.typeof(jnp.ones((2, 3)))
-    assert _compat_meshes.explicit_sharding(plain) is None
-    assert _compat_meshes.with_axis(plain, 1, 4).shape == (2, 4, 3)
+    assert _compat.explicit_sharding(plain) is None
+    assert _compat.with_axis(plain, 1, 4).shape == (2, 4, 3)
     axes = (jax.sharding.AxisType.Explicit,)
     mesh = jax.make_mesh((1,), ("d",), axis_types=axes)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     with jax.set_mesh(mesh):
         x = jax.device_put(jnp.ones((2, 3)), sharding)
-        shape = _compat_meshes.plain_shape(jax.typeof(x))
+        shape = _compat.plain_shape(jax.typeof(x))
         assert tuple(shape.sharding.spec) == ("d", None)
-        more = _compat_meshes.with_axis(shape, 0, 4)
+        more = _compat.with_axis(shape, 0, 4)
         assert (more.shape, tuple(more.sharding.spec)) == (
             (4, 2, 3),
             (None, "d", None),
         )
-        new = _compat_meshes.typed_as(jnp.ones((2, 3)), jax.typeof(x))
-        assert _compat_meshes.explicit_sharding(jax.typeof(new)) == shape.sharding
-        back = _compat_meshes.typed_as(new, jax.typeof(jnp.ones((2, 3))))
-        assert _compat_meshes.explicit_sharding(jax.typeof(back)) is None
+        new = _compat.typed_as(jnp.ones((2, 3)), jax.typeof(x))
+        assert _compat.explicit_sharding(jax.typeof(new)) == shape.sharding
+        back = _compat.typed_as(new, jax.typeof(jnp.ones((2, 3))))
+        assert _compat.explicit_sharding(jax.typeof(back)) is None

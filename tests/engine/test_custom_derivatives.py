@@ -12,7 +12,7 @@ import pytest
 from twin_case import linear
 
 import peex as px
-from peex import _compat, _compat_jaxprs
+from peex import _compat
 
 
 def with_params(layer, w, b):
@@ -217,8 +217,8 @@ def test_functions_without_sites_are_left_alone():
 
 
 def _apply(*args, jaxpr):
-    inside, consts = _compat_jaxprs.open_jaxpr(jaxpr)
-    return _compat_jaxprs.eval_jaxpr(inside, consts, *args)
+    inside, consts = _compat.open_jaxpr(jaxpr)
+    return _compat.eval_jaxpr(inside, consts, *args)
 
 
 apply_p = _compat.Primitive("test_apply")

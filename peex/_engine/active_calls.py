@@ -1,0 +1,157 @@
+"""Which hooked calls are running now, on this thread.
+
+A hooked call has a depth: how many others were running when it started. A site knows
+its depth, and finds its collector by it. Depth is part of compiled programs, so that
+equal calls share these; which very call a module was instrumented for is known apart
+from that, by the [`Call`][]s that were running when the module object was made.
+"""
+
+import abc
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .. import _compat
+
+
+class Call:
+    """One hooked call, whichever collectors listen on behalf of it.
+
+    - `thread`: the thread that it runs on.
+    - `ended`: whether it has returned, or raised.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.ended = False
+
+
+class Staged(BaseException):
+    """A direct call has met a site inside of a program that JAX is staging: it must be
+    made again, with a trace of its own (see `run` in `_wrappers/run.py`).
+    """
+
+    def __init__(self, call: Call):
+        self.call = call
+
+
+class AbstractListener(abc.ABC):
+    """What a hooked call listens with.
+
+    - `call`: that call.
+    - `trace`: where what its sites say is answered.
+    - `direct`: whether that is the trace on which the call began, rather than one made
+        for it.
+    - `stages`: whether it has met a site in what JAX stages.
+    """
+
+    call: Call
+    trace: _compat.Trace | None
+    direct: bool
+    stages: bool
+
+    @abc.abstractmethod
+    def answer(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[Any]:
+        """Answers a tap, an ask or a mark on the trace that is current."""
+
+    @abc.abstractmethod
+    def saved(self) -> Callable[[], None]:
+        """What makes it forget all that it hears from now on."""
+
+
+class _Running(threading.local):
+    """The listeners on this thread, the outermost first, and the calls that they listen
+    for. `None` is one that isn't to be found (see `only_running`).
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.calls: tuple[Call | None, ...] = ()
+
+
+_running = _Running()
+
+
+def next_depth() -> int:
+    """The depth of a hooked call that starts now."""
+    return len(_running.stack)
+
+
+def all_running() -> list[Any]:
+    """The collectors of the hooked calls that are running, the outermost first."""
+    return [listener for listener in _running.stack if listener is not None]
+
+
+def running_calls() -> tuple[Call | None, ...]:
+    """The hooked calls that are running, by depth."""
+    return _running.calls
+
+
+def all_saved() -> Callable[[], None]:
+    """What makes all hooked calls that are running forget what they hear from now on:
+    a call inside of theirs may have to be made again.
+    """
+    undo = [listener.saved() for listener in all_running()]
+
+    def forget() -> None:
+        for each in undo:
+            each()
+
+    return forget
+
+
+def running(depth: int) -> Any | None:
+    """The collector of the hooked call at this depth, if it is still running."""
+    stack = _running.stack
+    return stack[depth] if depth < len(stack) else None
+
+
+@contextlib.contextmanager
+def started(listener: AbstractListener) -> Iterator[None]:
+    """Sites inside find `listener` through `running`, for one hooked call."""
+    calls = _running.calls
+    _running.stack.append(listener)
+    _running.calls = (*calls, listener.call)
+    try:
+        yield
+    finally:
+        listener.call.ended = True
+        _running.stack.pop()
+        _running.calls = calls
+
+
+@contextlib.contextmanager
+def only_running(listener: AbstractListener, depth: int) -> Iterator[None]:
+    """Sites inside find `listener` at this depth, and no other hooked call."""
+    stack, calls = _running.stack, _running.calls
+    _running.stack = [*[None] * depth, listener]
+    _running.calls = (*[None] * depth, listener.call)
+    try:
+        yield
+    finally:
+        _running.stack, _running.calls = stack, calls
+
+
+class Speaking(_compat.PassingPrimitive):
+    """A primitive by which a site speaks to its collector. Wherever it is bound, it is
+    handed on by its rules until it comes to the collector's trace, and answered there.
+    """
+
+    multiple_results = True
+
+    def bind_with_trace(
+        self, trace: Any, args: Any, avals: Any, params: Any, /
+    ) -> list[Any]:
+        listener: AbstractListener | None = running(params["info"].site.depth)
+        if listener is not None:
+            if trace is listener.trace:
+                with _compat.set_current_trace(trace):
+                    return listener.answer(self, args, params)
+            if not _compat.hands_on(trace):
+                listener.stages = True
+                if listener.direct:
+                    raise Staged(listener.call)
+        return super().bind_with_trace(trace, args, avals, params)

@@ -1,0 +1,126 @@
+"""Hook and log applied to a value: what both directions share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .. import _compat
+from .._errors import HookShapeError, LogValueError
+from .site import Site
+
+
+Arrays = Sequence[Any]
+
+
+def is_array(x: object) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+def act(
+    site: Site,
+    structure: Any,
+    arrays: Arrays,
+    hook_arrays: Arrays,
+    log_arrays: Arrays,
+    data: Arrays = (),
+) -> tuple[list[Any], list[Any], Any]:
+    """What the hook makes of a value (its arrays, and the structure they are in), and
+    the leaves and structure of what the log makes of that. `data` is for an indexed
+    hook.
+
+    **Raises:** `HookShapeError`, `LogValueError`.
+    """
+    arrays = list(arrays)
+    # NumPy's pass by as they are if nothing changes them, but are given to hooks and
+    # logs as what they are to JAX.
+    seen = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
+    if site.only_logs:
+        return arrays, seen, structure
+    value = jtu.tree_unflatten(structure, seen)
+    if site.hook is not None:
+        hook = site.hook.thaw(hook_arrays)
+        try:
+            value = hook(value, data) if site.indexed else hook(value)
+        except HookShapeError as error:
+            if site.key in str(error):
+                raise
+            name = type(getattr(hook, "hook", hook)).__name__
+            message = (
+                f"The hook_fn of the site {site.key!r}, {name}, can't act: {error}"
+            )
+            raise HookShapeError(message) from None
+        new = _check(site, seen, structure, value)
+        pairs = zip(arrays, seen, new, strict=True)
+        arrays = [old if y is x else y for old, x, y in pairs]
+    if site.log is None:
+        return arrays, [], jtu.tree_structure(None)
+    logs, treedef = _log_leaves(site, site.log.thaw(log_arrays)(value))
+    return arrays, logs, treedef
+
+
+def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
+    leaves, treedef = jtu.tree_flatten(logged)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
+            leaves[i] = jnp.asarray(leaf)
+        elif not isinstance(leaf, jax.Array):
+            raise LogValueError(
+                f"The log_fn of the site {site.key!r} returned a leaf of type "
+                f"{type(leaf).__name__}; a log is a pytree of arrays. Return arrays, "
+                "or None for nothing."
+            )
+        elif site.backward and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise LogValueError(
+                f"The log_fn of the site {site.key!r} returned a random key, which "
+                "can't be a cotangent, as the log of a backward hook is. Return "
+                "`jax.random.key_data(key)`, or log it in the forward pass."
+            )
+    return leaves, treedef
+
+
+def difference(old: Arrays, structure: Any, value: Any) -> tuple[str, str, str] | None:
+    """How a value is unlike the one with these arrays and this structure: in what, and
+    what was expected and got. `None` if it isn't.
+    """
+    leaves, new_structure = jtu.tree_flatten(value)
+    if new_structure != structure:
+        return "tree structure", str(structure), str(new_structure)
+    for x, y in zip(old, leaves, strict=True):
+        expected = _shown(x)
+        got = _shown(y) if is_array(y) else f"a {type(y).__name__}"
+        if got != expected:
+            return "shape or dtype", expected, got
+    return None
+
+
+_INSTEAD = {
+    "tree structure": "A hook returns a value like the one it was given; what you want "
+    "to record goes to log_fn.",
+    "shape or dtype": "Keep both, as in "
+    "`lambda x: jnp.broadcast_to(new, x.shape).astype(x.dtype)`.",
+}
+
+
+def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
+    """The leaves of what a hook returned, which must be like those it was given."""
+    found = difference(old, structure, value)
+    if found is not None:
+        kind, expected, got = found
+        what = "cotangent" if site.backward else "value"
+        raise HookShapeError(
+            f"The hook_fn of the site {site.key!r} changed the {kind} of its {what}: "
+            f"expected {expected}, got {got}. {_INSTEAD[kind]}"
+        )
+    # What a hook makes anew is the same on all devices.
+    return [
+        _compat.as_weak_as(_compat.typed_as(y, jax.typeof(x)), jax.typeof(x))
+        for x, y in zip(old, jtu.tree_leaves(value), strict=True)
+    ]
+
+
+def _shown(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"

@@ -1,0 +1,290 @@
+"""What happens at a site while the model runs.
+
+This is Python at the call site, under whatever transformation is active there, so that
+collectives, batching and control flow behave as they do in the model's own code.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .. import _compat
+from .._log import encoded_shapes
+from .active_calls import Call, running
+from .apply import act, is_array
+from .collector import Collector
+from .primitives import ask, lost, mark, tap
+from .site import Ask, ask_arrays, Axes, Frozen, Mark, Path, Site, Tap
+from .values import hidden_arrays, is_state, with_arrays
+
+
+def call(
+    sites: Sequence[Site | Path],
+    calls: Sequence[Call | None],
+    fn: Callable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Calls `fn` with the sites around it, those of the outermost wrapper outermost.
+    `calls` are the hooked calls that were running when the module was made.
+
+    Where that is compiled, its operations carry the key of the module in their names,
+    so that a profile names the layers.
+    """
+    # All in one function: JAX keeps the stack with each operation, at a cost that grows
+    # with its depth.
+    inside: list[Site] = []
+    around: list[Site] = []
+    contexts: list[contextlib.AbstractContextManager[Any]] = []
+    depth = -1
+    try:
+        for site in sites:
+            if not _is_spoken_to(site, calls):
+                continue
+            if site.depth != depth:
+                depth = site.depth
+                listener: Any = running(depth)
+                if listener.probes is not None and listener.probes.listens:
+                    contexts.append(listener.probes.within(site.module))
+            if isinstance(site, Path):
+                continue
+            if not (inside or around) and _compat.is_compiled(_compat.current_trace()):
+                scope = jax.named_scope(site.module)
+                scope.__enter__()
+                contexts.append(scope)
+            if site.inside is not None:
+                inside.append(site)
+                continue
+            around.append(site)
+            if site.pre and site.with_kwargs:
+                args, kwargs = _fire(site, (args, kwargs))
+            elif site.pre:
+                args = _fire(site, args)
+        if inside:
+            from .._instrument import (
+                forward_pass as _inside,  # named values are fired by means of this file
+            )
+
+            out = _inside.call(inside, fn, args, kwargs)
+        else:
+            out = fn(*args, **kwargs)
+        for site in reversed(around):
+            if site.pre:
+                continue
+            if type(out) is tuple and len(out) == 2 and is_state(out[1]):
+                # A stateful layer: the state isn't what it computed.
+                new = _fire(site, out[0])
+                out = out if new is out[0] else (new, out[1])
+            else:
+                out = _fire(site, out)
+        return out
+    finally:
+        for context in reversed(contexts):
+            context.__exit__(None, None, None)
+
+
+def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
+    """Whether the hooked call that a module was instrumented for is the one that is
+    running at the depth of its site.
+
+    **Raises:** `SiteLostError` if it isn't, and the hook can't act or the value can't
+    be brought there.
+    """
+    listener = running(site.depth)
+    mine = calls[site.depth] if site.depth < len(calls) else None
+    if listener is not None and listener.call is mine:
+        return True
+    if isinstance(site, Path):
+        return False
+    if mine is not None and not mine.ended:
+        if mine.thread != threading.get_ident():
+            lost(
+                site,
+                "it ran on another thread than the hooked call, which knows nothing of "
+                "it. Run it on the same thread, as in `list(map(f, xs))`.",
+            )
+        return False  # in a derivative rule, where another wrapper is listened to
+    if _compat.is_eval_trace(_compat.current_trace()) and (
+        _compat.in_callback() or (mine is None and listener is None)
+    ):
+        lost(
+            site,
+            "it ran outside of the hooked call, in a function that a compiled program "
+            "calls, as `jax.pure_callback` does.",
+        )
+    if mine is None:
+        return False  # in a derivative rule: the function that it is of is heard
+    if site.hook is not None and (site.hook.shapes or site.indexed):
+        lost(
+            site,
+            "it ran after the hooked call had ended (in a derivative rule or a "
+            "function that the model returned), where its hook's arrays don't exist.",
+        )
+    return False
+
+
+_NO_AXES = Axes()
+_ONE_ARRAY = jtu.tree_structure(0)
+
+
+def _fire(site: Site, value: Any) -> Any:
+    """The value with hook and log applied; what isn't an array passes by."""
+    if site.only_logs and not site.backward and isinstance(value, jax.Array):
+        collector = running(site.depth)
+        if collector is not None and _compat.current_trace() is collector.trace:
+            # Most of what eager calls do: no need for all that follows.
+            collector.record(Tap(site, _ONE_ARRAY, _NO_AXES), [value])
+            return value
+    fire = _backward if site.backward else _forward
+    keep = _is_differentiable if site.backward else is_array
+    if isinstance(value, jax.Array) and keep(value):
+        return fire(site, [value], _ONE_ARRAY)[0]
+    leaves, treedef = jtu.tree_flatten(value, is_leaf=is_state)
+    kept = [keep(x) for x in leaves]
+    if site.asked:
+        _check_containers(site, leaves)
+    structure = jtu.tree_structure(
+        jtu.tree_unflatten(treedef, [0 if k else None for k in kept])
+    )
+    arrays = [x for x, k in zip(leaves, kept, strict=True) if k]
+    arrays = iter(fire(site, arrays, structure))
+    new = [next(arrays) if k else x for x, k in zip(leaves, kept, strict=True)]
+    return with_arrays(value, leaves, new)
+
+
+def _check_containers(site: Site, leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if hidden_arrays(leaf):
+            name = type(leaf).__name__
+            lost(
+                site,
+                f"its value holds a {name}, which isn't a pytree, with arrays in it "
+                "that neither JAX nor a hook sees. Register the type, as with "
+                f"`jax.tree_util.register_dataclass({name})`, or return a dict or an "
+                "Equinox module.",
+            )
+
+
+def _is_differentiable(x: object) -> bool:
+    return is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
+    hook_arrays, log_arrays = _arrays(site, site.hook), _arrays(site, site.log)
+    collector: Any = running(site.depth)
+    data = _data(collector, site, arrays, hook_arrays)
+    arrays, logs, treedef = act(site, structure, arrays, hook_arrays, log_arrays, data)
+    info = Tap(site, treedef, _NO_AXES)
+    if _compat.current_trace() is collector.trace:
+        collector.record(info, logs)
+    else:
+        collector.speaks(site)
+        # Its results aren't used: the value goes on as the very objects that it is.
+        tap(arrays, logs, info)
+    return arrays
+
+
+def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
+    """The arrays of a hook or log. They come through the collector: closed over, they
+    would be baked into programs that JAX has cached.
+    """
+    if frozen is None or not frozen.shapes:
+        return ()
+    collector: Any = running(site.depth)
+    return _ask(collector, (), ask_arrays(site, frozen))
+
+
+def _data(
+    collector: Collector, site: Site, arrays: Sequence[Any], hook_arrays: Any
+) -> Sequence[Any]:
+    """What an indexed hook is given for this call, step and example."""
+    if not site.indexed or site.hook is None:
+        return ()
+    local: Any = site.hook.thaw(hook_arrays)
+    shapes = tuple(local.data_shapes([_shape(x) for x in arrays]))
+    return _ask(collector, arrays, Ask(site, "data", shapes, varying=_varying(arrays)))
+
+
+def _varying(arrays: Sequence[Any]) -> frozenset[str]:
+    """The mesh axes that what is supplied for these varies over: if any, all, since
+    each device has its own.
+    """
+    vary = _compat.varying(map(jax.typeof, arrays))
+    return _compat.manual_axes() if vary else vary
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    shape = _compat.plain_shape(jax.typeof(x))
+    if jnp.issubdtype(shape.dtype, jax.dtypes.extended):
+        return shape
+    # A float64 array outside of x64 mode is a float32 one to all that is done with it.
+    return shape.update(dtype=jax.dtypes.canonicalize_dtype(shape.dtype))
+
+
+def _ask(collector: Collector, anchors: Sequence[Any], info: Ask) -> Sequence[Any]:
+    if _compat.current_trace() is collector.trace:
+        return collector.supply(info)
+    if not info.shared:
+        collector.speaks(info.site)
+    return ask(anchors, info)
+
+
+def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
+    collector: Any = running(site.depth)
+    if collector.silent:
+        return arrays
+    data: Sequence[Any] = ()
+    if site.indexed:
+        data = _data(collector, site, arrays, _arrays(site, site.hook))
+    logged = _logged(site, structure, arrays, data)
+    info = Ask(
+        site,
+        "log",
+        encoded_shapes(logged.leaves),
+        varying=_varying(arrays),
+        treedef=logged.treedef,
+        dtypes=tuple(x.dtype for x in logged.leaves),
+    )
+    buffers = _ask(collector, arrays, info)
+    if site.hook is None and site.log is None:
+        return arrays  # it is known now that it ran
+    # An array that is there twice stays one, with one cotangent.
+    unique = list({id(x): x for x in arrays}.values())
+    order = [id(x) for x in unique]
+    places = tuple(order.index(id(x)) for x in arrays)
+    marked = mark(
+        unique, [*buffers, *data], Mark(site, structure, places, len(buffers))
+    )
+    return [marked[i] for i in places]
+
+
+def _logged(
+    site: Site, structure: Any, arrays: Sequence[Any], data: Sequence[Any]
+) -> "_Logged":
+    """The shapes of what will be logged. Hook and log are tried here, in the forward
+    pass, so that errors come as early as they can be known.
+    """
+    shapes = [_shape(x) for x in arrays]
+    if site.only_logs:
+        return _Logged(shapes, structure)
+    hook_arrays, log_arrays = (f.shapes if f else () for f in (site.hook, site.log))
+    return jax.eval_shape(
+        lambda *args: _Logged(*act(site, structure, *args)[1:]),
+        shapes,
+        hook_arrays,
+        log_arrays,
+        [_shape(x) for x in data],
+    )
+
+
+class _Logged(eqx.Module):
+    """Carries the structure of a log out of `eval_shape`."""
+
+    leaves: list[Any]
+    treedef: Any = eqx.field(static=True)

@@ -1,0 +1,259 @@
+"""Running a program and collecting what its sites hand out.
+
+Taps are recorded, marks and asks are answered, on the trace on which a call began: a
+direct call, at hardly any cost. That is all there is to it unless sites are inside of
+what JAX stages (`scan`, `jit`, `checkpoint`, ...). Such a call is run on a
+[`CollectTrace`][], which wraps no values: every primitive goes straight to the trace
+below it, and one whose jaxprs hold sites is rebuilt by its rule, with the logs as
+further outputs. So eager code keeps its concrete values, and a program without sites
+stays exactly what it was.
+"""
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .. import _compat
+from .._sites.stacked import Prefix
+from .active_calls import AbstractListener, Call, only_running, Speaking, started
+from .cotangent import attach
+from .primitives import ask_p, lost, mark_p
+from .signature import EMPTY, excuse, of_primitive, Signature
+from .site import Ask, Site, Tap
+
+
+# Why nothing arrived of a site that ran.
+UNHEARD = (
+    "it ran in a function whose result isn't part of this program, as under "
+    "`jax.linear_transpose`."
+)
+
+
+class Collector(AbstractListener):
+    """Takes what the sites of one wrapper hand out, and gives what they ask for.
+
+    - `records`: the taps, in execution order.
+    - `spoke`: the sites that ran where only JAX can bring on what they say, by key.
+    - `heard`: the keys of the sites of which something arrived.
+    - `probes`: what it does at a `px.probe`, `None` for nothing.
+    - `missed`: of named values that weren't found inside of their module, by key: the
+        names that are there, and what hides the name.
+    - `groups`: the layers that share one name (see `_sites/stacked.py`).
+    - `frame`: that of the call: what is on the stack above it is the model.
+    - `at_end`: what is to be done when the call ends.
+    """
+
+    # Whether it listens on the trace on which the call began.
+    direct = False
+    # Whether it takes the taps of other wrappers too, to drop them: where something is
+    # run once more.
+    drops = False
+    # Whether it brings nothing out, so that a primitive without a rule may hold sites.
+    silent = False
+
+    def __init__(self, depth: int, call: Call | None = None):
+        self.depth = depth
+        self.call = call or Call()
+        self.stages = False
+        self.groups: list[Prefix] = []
+        self.frame: types.FrameType | None = None
+        self.at_end: list[Callable[[], None]] = []
+        self.records: list[tuple[Tap, list[Any]]] = []
+        self.spoke: dict[str, Site] = {}
+        self.heard: set[str] = set()
+        self.probes: Any = None
+        self.missed: dict[str, tuple[list[str], str | None]] = {}
+        self.trace: _compat.Trace | None = None
+
+    def record(self, info: Tap, arrays: list[Any]) -> None:
+        self.heard.add(info.site.key)
+        self.records.append((info, arrays))
+
+    def saved(self) -> Callable[[], None]:
+        # Lists, dicts, sets, numberings.
+        state = {k: x.copy() for k, x in vars(self).items() if hasattr(x, "copy")}
+        undo_probes = None if self.probes is None else self.probes.saved()
+
+        def undo() -> None:
+            vars(self).update({k: x.copy() for k, x in state.items()})
+            if undo_probes is not None:
+                undo_probes()
+
+        return undo
+
+    def speaks(self, site: Site) -> None:
+        """A site has handed something to JAX, which has to bring it here. Unless this
+        is under `jax.eval_shape`: there nothing runs, of which JAX keeps the result
+        (so the next time not even Python does).
+        """
+        known = site.key in self.spoke or site.key in self.heard
+        if not known and not _compat.is_abstract(self.frame):
+            self.spoke[site.key] = site
+
+    def check_heard(self) -> None:
+        """Whatever ran must have arrived. A function that a library runs on its own,
+        or in which JAX drops what isn't used, would lose it in silence.
+        """
+        for key, site in self.spoke.items():
+            if key not in self.heard:
+                lost(site, UNHEARD)
+
+    def mine(self, site: Site) -> bool:
+        return site.depth == self.depth
+
+    def alike(self) -> "Collector":
+        """One that takes the same, and holds nothing of this call."""
+        return Collector(self.depth, self.call)
+
+    def hears(self, site: Site) -> bool:
+        """Whether taps of this site come to it."""
+        return self.drops or self.mine(site)
+
+    def takes(self, primitive: Any, info: Any) -> bool:
+        """Whether it answers this tap, ask or mark."""
+        del primitive
+        return self.mine(info.site)
+
+    def part(self, signature: Signature) -> Signature:
+        """What of a signature is this collector's to take."""
+        return signature.at(self.depth)
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def answer(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[Any]:
+        info = params["info"]
+        if primitive is ask_p:
+            return list(self.supply(info))
+        num_values = params["num_values"]
+        values, others = list(args[:num_values]), list(args[num_values:])
+        if primitive is mark_p:
+            return attach(values, others, info, self.supply)
+        self.record(info, others)
+        return values
+
+
+class CollectTrace(_compat.Trace):
+    """Passes every primitive on to `parent`, apart from those that hold sites."""
+
+    __slots__ = ("collector", "eager", "parent")
+
+    def __init__(self, parent: Any, collector: Collector):
+        super().__init__()
+        self.parent = parent
+        self.collector = collector
+        self.requires_low = parent.requires_low
+        # Whether a primitive that is bound here runs at once.
+        self.eager = _compat.is_eval_trace(parent) or getattr(parent, "eager", False)
+
+    def stage_value(self, val):
+        return self.parent.stage_value(val)
+
+    def process_primitive(self, primitive, tracers, params, /):
+        collector = self.collector
+        if isinstance(primitive, Speaking):
+            info = params["info"]
+            with _compat.set_current_trace(self.parent):
+                if collector.takes(primitive, info):
+                    return collector.answer(primitive, tracers, params)
+                return primitive.bind(*tracers, **params)
+        signature = of_primitive(primitive, params)
+        if signature is not EMPTY and collector.part(signature):
+            from .lift import can_lift, lift  # evaluate bodies by means of this file
+
+            collector.stages = True
+
+            if can_lift(primitive) or not collector.silent:
+                below = self.parent if _compat.is_eval_trace(self.parent) else None
+                with _compat.set_current_trace(self):
+                    return lift(
+                        primitive, tracers, params, collector, self.eager, below
+                    )
+            excuse(params)
+        return self.parent.process_primitive(primitive, tracers, params)
+
+    def process_call(self, primitive, f, tracers, params, /):
+        with _compat.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+        if _compat.is_eval_trace(self.parent):
+            # Nothing outside differentiates here, so the rule isn't needed.
+            with _compat.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+        from .rules.custom import custom_jvp  # evaluates bodies by means of this file
+
+        with _compat.set_current_trace(self.parent):
+            zeros = params["symbolic_zeros"]
+            outs = custom_jvp(fun, jvp, tracers, zeros, self.collector)
+        if outs is not None:
+            return outs
+        return self.parent.process_custom_jvp_call(
+            primitive, _compat.fresh(fun), jvp, tracers, **params
+        )
+
+    def process_custom_vjp_call(self, primitive, fun, fwd, bwd, tracers, /, **params):
+        if _compat.is_eval_trace(self.parent):
+            with _compat.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+        from .rules.custom import custom_vjp
+
+        with _compat.set_current_trace(self.parent):
+            outs = custom_vjp(
+                fun, fwd, bwd, tracers, **params, collector=self.collector
+            )
+        if outs is not None:
+            return outs
+        return self.parent.process_custom_vjp_call(
+            primitive, _compat.fresh(fun), fwd, bwd, tracers, **params
+        )
+
+    def process_shard_map(self, primitive, fun, args, /, **params):
+        from .rules.shard_map import shard_map
+
+        with _compat.set_current_trace(self.parent):
+            outs = shard_map(primitive, fun, args, params, self.collector)
+        if outs is not None:
+            return outs
+        return self.parent.process_shard_map(primitive, fun, args, **params)
+
+
+@contextlib.contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Whatever is bound inside goes through `collector`."""
+    trace = CollectTrace(_compat.current_trace(), collector)
+    collector.trace = trace
+    try:
+        with _compat.set_current_trace(trace):
+            yield
+    finally:
+        collector.trace = None
+        trace.invalidate()
+        # JAX may keep the trace, as the parent of one that a derivative rule refers to.
+        trace.parent = None
+        trace.collector = None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def run_with(collector: Collector) -> Iterator[None]:
+    """One hooked call: sites inside speak to `collector`."""
+    with started(collector):
+        if not collector.direct:
+            with collecting(collector):
+                yield
+            return
+        collector.trace = _compat.current_trace()
+        try:
+            yield
+        finally:
+            collector.trace = None
+
+
+@contextlib.contextmanager
+def detached(collector: Collector) -> Iterator[None]:
+    """Sites inside speak to `collector` alone, as in a call of its own."""
+    with only_running(collector, collector.depth), collecting(collector):
+        yield

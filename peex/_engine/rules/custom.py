@@ -1,0 +1,237 @@
+"""Sites inside of functions with rules of their own, for derivatives or batching.
+
+`jax.custom_jvp` and `jax.custom_vjp` are rebuilt with the logs as further outputs. The
+rule is kept as it is: it says nothing of the logs, whose derivatives are zero. So
+forward logs come out; a cotangent can't, since the rule stands in the place of
+autodiff.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ... import _compat
+from ..active_calls import Call
+from ..collector import Collector, detached
+from ..lift import evaluate, Feed, Logs, Rule
+from ..primitives import lost
+from ..signature import IN_RULE, of_jaxpr, Signature
+from ..site import Ask
+
+
+Shared = dict[tuple[int, str], Any]
+
+
+def signature(params: dict[str, Any]) -> Signature:
+    inside = of_jaxpr(params["call_jaxpr"])
+    if inside.asks:
+        lost(
+            inside.asks[0].site,
+            "it is inside a function with a derivative rule of its own (a `custom_jvp` "
+            "or `custom_vjp`), which stands in the place of autodiff there.",
+        )
+    return inside
+
+
+class _Sites:
+    """The sites inside of one such function, which is held as a jaxpr: JAX may run its
+    derivative rule long after the call, when the function itself can't be traced again.
+    So nothing of the call is kept here: no tracer, and not the collector itself.
+    """
+
+    def __init__(self, jaxpr: Any, collector: Collector):
+        self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
+        self.signature = collector.part(signature({"call_jaxpr": jaxpr}))
+        self.whose = collector.alike()
+
+    def run(
+        self, consts: Sequence[Any], args: Sequence[Any], shared: Any
+    ) -> tuple[list[Any], Logs]:
+        return evaluate(self.jaxpr, args, Feed([], shared, self.whose), consts)
+
+
+def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A function as a jaxpr, and the constants that it closes over."""
+    jaxpr = jax.make_jaxpr(_compat.fresh(fun).call_wrapped)(*args)
+    return jaxpr, list(_compat.open_jaxpr(jaxpr)[1])
+
+
+def _shared(sites: _Sites, collector: Collector) -> Shared:
+    # The rule gives no derivative with respect to a hook's arrays.
+    return {
+        info.name: [lax.stop_gradient(x) for x in collector.supply(info)]
+        for info in sites.signature.arrays
+    }
+
+
+def _record(sites: _Sites, collector: Collector, logs: Logs) -> None:
+    for spec, arrays in zip(sites.signature.taps, logs, strict=True):
+        collector.record(spec.info, arrays)
+
+
+def custom_jvp(
+    fun: Any, jvp: Any, args: Sequence[Any], symbolic_zeros: bool, collector: Collector
+) -> list[Any] | None:
+    """Calls a `custom_jvp` function, its logs brought out. `None`: it has no sites."""
+    if _compat.holds_no_module(fun):
+        return None
+    jaxpr, consts = _traced(fun, args)
+    sites = _Sites(jaxpr, collector)
+    if not sites.signature:
+        return None
+
+    @jax.custom_jvp
+    def call(consts: Any, args: Any, shared: Any) -> tuple[list[Any], Logs]:
+        return sites.run(consts, args, shared)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        consts, args, shared = primals
+        with _inside_rule(sites.whose, shared):
+            outs = list(_compat.fresh(jvp).call_wrapped(*args, *tangents[1]))
+        outs, out_tangents = outs[: len(outs) // 2], outs[len(outs) // 2 :]
+        _, logs = sites.run(consts, args, shared)
+        return (outs, logs), (out_tangents, jax.tree.map(_no_tangent, logs))
+
+    call.defjvp(rule, symbolic_zeros=symbolic_zeros)
+    outs, logs = call(consts, list(args), _shared(sites, collector))
+    _record(sites, collector, logs)
+    _compat.keep_one(fun, jvp)
+    return outs
+
+
+def custom_vjp(
+    fun: Any,
+    fwd: Any,
+    bwd: Any,
+    args: Sequence[Any],
+    out_trees: Callable[[], Any],
+    symbolic_zeros: bool,
+    collector: Collector,
+) -> list[Any] | None:
+    """Calls a `custom_vjp` function, its logs brought out. `None`: it has no sites."""
+    if _compat.holds_no_module(fun):
+        return None
+    jaxpr, consts = _traced(fun, args)
+    sites = _Sites(jaxpr, collector)
+    if not sites.signature:
+        return None
+
+    staging = _compat.is_staging_trace(_compat.current_trace())
+
+    @jax.custom_vjp
+    def call(consts: Any, args: Any, shared: Any) -> tuple[list[Any], Logs]:
+        return sites.run(consts, args, shared)
+
+    def call_fwd(consts: Any, args: Any, shared: Any) -> Any:
+        if staging and any(c.perturbed for c in consts):
+            raise _compat.CustomVJPException()  # as JAX does, where it can know
+        consts, args_, shared = jax.tree.map(lambda x: x.value, (consts, args, shared))
+        # The flat rule wants to know of each argument whether it is perturbed.
+        flat = [x for a in args for x in (a.value, a.perturbed)]
+        with _inside_rule(sites.whose, shared):
+            outs = list(_compat.fresh(fwd).call_wrapped(*flat))
+        # Residuals that are arguments aren't returned twice.
+        _, res_tree, forwarded = out_trees()
+        num_returned = res_tree.num_leaves - sum(f is not None for f in forwarded)
+        returned = iter(outs[:num_returned])
+        res = [next(returned) if f is None else args_[f] for f in forwarded]
+        _, logs = sites.run(consts, args_, shared)
+        return (outs[num_returned:], logs), (res, shared)
+
+    def call_bwd(saved: Any, cotangents: Any) -> Any:
+        res, shared = saved
+        outs, _ = cotangents
+        if not symbolic_zeros:
+            outs = [_instantiated(c) for c in outs]
+        with _inside_rule(sites.whose, shared):
+            return None, _compat.call_bwd(bwd, res, outs), None
+
+    call.defvjp(call_fwd, call_bwd, symbolic_zeros=True)
+    outs, logs = call(consts, list(args), _shared(sites, collector))
+    _record(sites, collector, logs)
+    _compat.keep_one(fun, fwd)
+    return outs
+
+
+def _inside_rule(whose: Collector, shared: Shared) -> Any:
+    """Sites that run inside of a rule hand nothing out: the function itself does."""
+    return detached(_Dropping(whose.depth, whose.call, shared))
+
+
+class _Dropping(Collector):
+    """`shared` are the arrays of the hooks that act in the function."""
+
+    silent = True
+
+    def __init__(self, depth: int, call: Call, shared: Shared):
+        super().__init__(depth, call)
+        self.shared = shared
+
+    def alike(self) -> Collector:
+        return _Dropping(self.depth, self.call, {})
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        if info.name not in self.shared:
+            lost(info.site, IN_RULE)
+        return self.shared[info.name]
+
+
+def _no_tangent(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _instantiated(cotangent: Any) -> Any:
+    if _compat.is_symbolic_zero(cotangent):
+        aval = cotangent.aval
+        make = np.zeros if aval.dtype == jax.dtypes.float0 else jnp.zeros
+        return make(aval.shape, aval.dtype)
+    return cotangent
+
+
+def _vmap_signature(params: dict[str, Any]) -> Signature:
+    return of_jaxpr(params["call"])
+
+
+def _run_custom_vmap(
+    params: dict[str, Any], args: Sequence[Any], feed: Feed
+) -> tuple[list[Any], Logs]:
+    """`jax.custom_batching.custom_vmap`: the rule makes the outputs, and the logs are
+    those of the function for each example.
+    """
+
+    whose = feed.whose.alike()  # the rule outlives the call
+
+    def run(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
+        return evaluate(params["call"], args, Feed(slots, shared, whose))
+
+    call = jax.custom_batching.custom_vmap(run)
+
+    @call.def_vmap
+    def rule(axis_size: int, batched: Any, args: Any, slots: Any, shared: Any) -> Any:
+        if slots:
+            site = whose.part(_vmap_signature(params)).asks[0].site
+            lost(site, "it is inside a `custom_vmap`, whose rule stands in its place.")
+        unflatten = params["in_tree"].unflatten
+        with _inside_rule(whose, shared):
+            outs, outs_batched = params["rule"](
+                axis_size, list(unflatten(batched[0])), *unflatten(args)
+            )
+        axes = jax.tree.map(lambda b: 0 if b else None, batched)
+        logs_of = lambda *args: run(*args)[1]
+        logs = jax.vmap(logs_of, in_axes=tuple(axes), axis_size=axis_size)(
+            args, slots, shared
+        )
+        flat = jax.tree.leaves
+        logs_batched = jax.tree.map(lambda _: True, logs)
+        return (flat(outs), logs), (flat(outs_batched), logs_batched)
+
+    return call(list(args), feed.slots, feed.shared)
+
+
+custom_vmap = Rule(_vmap_signature, _run_custom_vmap)

@@ -1,0 +1,108 @@
+"""Sites inside of `shard_map`: one more device axis, in front, sharded over the mesh.
+
+Every device hands out its own log, and nothing is gathered.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ... import _compat
+from ..collector import Collector
+from ..lift import evaluate, Feed, Logs
+from ..signature import of_jaxpr, Signature, TapSpec
+from ..site import Ask
+
+
+def _manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
+    """The axes that the body runs over, in the order of the mesh."""
+    manual = params["newly_manual_axes"]
+    return tuple(name for name in params["mesh"].axis_names if name in manual)
+
+
+def num_devices(params: dict[str, Any]) -> int:
+    """On how many devices the body runs."""
+    return math.prod(params["mesh"].shape[name] for name in _manual_axes(params))
+
+
+def signature(params: dict[str, Any]) -> Signature:
+    inside, size = of_jaxpr(params["jaxpr"]), num_devices(params)
+
+    def tap(spec: TapSpec) -> TapSpec:
+        axes = spec.info.axes.with_device(size)
+        shapes = tuple(
+            _compat.ShapedArray((size, *s.shape), s.dtype) for s in spec.shapes
+        )
+        return TapSpec(dataclasses.replace(spec.info, axes=axes), shapes)
+
+    def ask(info: Ask) -> Ask:
+        axes = info.axes.with_device(size)
+        shapes = tuple(
+            jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in info.shapes
+        )
+        varying = info.varying - frozenset(_manual_axes(params))
+        return dataclasses.replace(info, axes=axes, shapes=shapes, varying=varying)
+
+    return dataclasses.replace(
+        inside,
+        taps=tuple(tap(t) for t in inside.taps),
+        asks=tuple(ask(a) for a in inside.asks),
+    )
+
+
+def shard_map(
+    primitive: Any,
+    fun: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    collector: Collector,
+) -> Any:
+    """Runs a `shard_map`, its logs brought out. `None`: it has no sites."""
+    returned: list[Any] = []
+
+    def bind(*args: Any) -> list[Any]:
+        outs = primitive.bind(*args, subfuns=(fun,), **params)
+        leaves = list(outs)
+        returned.append(outs.update([None] * len(leaves)))  # the structure alone
+        return leaves
+
+    # Its output specifications are known only once it has been traced.
+    jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(bind)(*args))
+    (equation,) = (e for e in jaxpr.eqns if e.primitive is primitive)
+    if len(equation.invars) != len(args):
+        # It closes over arrays. Run as a jaxpr, it takes them as arguments.
+        with _compat.set_current_trace(collector.trace):
+            outs = _compat.eval_jaxpr(jaxpr, consts, *args)
+        return returned[0].update(outs)
+    params = equation.params
+    inside = collector.part(signature(params))
+    if not inside:
+        return None
+    mesh, axes = params["mesh"], _manual_axes(params)
+    split = lambda x: _compat.split_over(x, mesh, axes)
+    slots = [list(map(split, collector.supply(info))) for info in inside.asks]
+    shared = {info.name: list(collector.supply(info)) for info in inside.arrays}
+    devices = PartitionSpec(_manual_axes(params))
+
+    def body(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
+        mine = [[x[0] for x in arrays] for arrays in slots]
+        feed = Feed(mine, shared, collector)
+        outs, logs = evaluate(params["jaxpr"], args, feed)
+        return outs, [[jnp.expand_dims(x, 0) for x in arrays] for arrays in logs]
+
+    outs, logs = jax.shard_map(
+        body,
+        mesh=params["mesh"],
+        in_specs=(list(params["in_specs"]), devices, PartitionSpec()),
+        out_specs=(list(params["out_specs"]), devices),
+        axis_names=params["newly_manual_axes"],
+        check_vma=params["check_vma"],
+    )(list(args), slots, shared)
+    for spec, arrays in zip(inside.taps, logs, strict=True):
+        collector.record(spec.info, arrays)
+    return returned[0].update(outs)

@@ -1,0 +1,382 @@
+"""Putting sites into a model, and taking them out again.
+
+A chosen module is replaced by an instance of a subclass of its own class, made once for
+each class, that carries its sites in the pytree structure and runs them around the
+methods it was chosen for. So `isinstance`, attributes, properties and `super()` go on
+working, and since the sites ride in the structure, they survive whatever rebuilds the
+module: `vmap`, `scan`, `jit`, `checkpoint`. The user's model is never changed.
+"""
+
+import abc
+import dataclasses
+import functools as ft
+import inspect
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, no_type_check
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from .. import _compat
+from .._engine import at_site as _fire
+from .._engine.active_calls import running_calls
+from .._engine.site import Path, Site
+from .._sites.walk import children, is_function, stands_in
+from .site_map import SiteMap
+
+
+# From a method's name to the sites around it, those of outer wrappers first.
+Sites = Mapping[str, tuple[Site | Path, ...]]
+_ATTRIBUTE = "__peex_sites__"
+# The hooked calls that were running when an object was made. Not in its structure.
+_CALLS = "__peex_calls__"
+
+
+class Instrumented:
+    """Marks the generated subclasses."""
+
+    __peex_original__: type
+
+    # A class of the user's may register its subclasses, or refuse to have any.
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        del kwargs
+
+
+def _dict(module: Any) -> dict[str, Any]:
+    # Equinox's own attribute lookup does more, at some cost.
+    return object.__getattribute__(module, "__dict__")
+
+
+class _Function:
+    """A function-valued leaf with sites around it. A pytree without leaves."""
+
+    def __init__(self, fn: Callable, sites: SiteMap):
+        self.fn = fn
+        self.sites = sites
+        self.calls = running_calls()
+        ft.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        sites = self.sites["__call__"]
+        return _fire.call(sites, self.calls, self.fn, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "fn"), name)
+
+
+jtu.register_pytree_node(
+    _Function,
+    lambda function: ((), (function.sites, function.fn)),
+    lambda aux, _: _Function(aux[1], aux[0].taken()),
+)
+
+
+def is_function_site(node: object) -> bool:
+    return type(node) is _Function
+
+
+_lock = threading.Lock()  # around what follows, and all that is put into a subclass
+_subclasses: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+_metaclasses: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
+def _metaclass(meta: type) -> type:
+    """A subclass of a metaclass under which `type(self)(...)`, in a method of the
+    model's, makes a plain instance of the original class.
+    """
+    if meta not in _metaclasses:
+
+        def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return cls.__peex_original__(*args, **kwargs)
+
+        _metaclasses[meta] = type(meta.__name__, (meta,), {"__call__": construct})
+    return _metaclasses[meta]
+
+
+def _subclass(cls: type, methods: Sites) -> type:
+    """The subclass of `cls`, with sites around these methods."""
+    with _lock:
+        if cls not in _subclasses:
+            _subclasses[cls] = _make_subclass(cls)
+        sub = _subclasses[cls]
+        for name in methods:
+            if name not in sub.__dict__:
+                setattr(sub, name, _method(sub, name))
+        return sub
+
+
+_REPLACE: set[Any] = {
+    getattr(dataclasses, name).__code__
+    for name in ("replace", "_replace")  # the latter from Python 3.13 on
+    if hasattr(dataclasses, name)
+}
+
+
+def _make_subclass(cls: type) -> type:
+    @no_type_check  # the frame that calls is looked at
+    def class_(self: Any) -> Any:
+        """The original class; but what `dataclasses.replace` makes has the sites."""
+        frame: Any = sys._getframe(1)
+        if frame.f_code.co_name == "__getattribute__":  # Equinox's
+            frame = frame.f_back
+        if frame.f_code in _REPLACE:
+            return ft.partial(_replaced, self)
+        return cls
+
+    namespace = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__class__": property(class_),
+        "__peex_original__": cls,
+    }
+    if cls.__hash__ is eqx.Module.__hash__:
+        namespace["__hash__"] = _hash
+    # Not through the metaclass's own `__new__`: that would make a dataclass anew, and
+    # run checks that are meant for classes that people write.
+    meta = _metaclass(type(cls))
+    sub = abc.ABCMeta.__new__(meta, cls.__name__, (Instrumented, cls), namespace)
+    fields = dataclasses.fields(cls)
+    static = tuple(f.name for f in fields if f.metadata.get("static", False))
+    dynamic = tuple(f.name for f in fields if not f.metadata.get("static", False))
+    # What else Equinox keeps; all others, as what `functools.cached_property` stores,
+    # is of this one object.
+    kept = (*static, *_compat.WRAPPER_FIELD_NAMES)
+
+    def flatten(self: Any) -> tuple[Any, Any]:
+        values = _dict(self)
+        return (
+            tuple([values.get(name, _missing) for name in dynamic]),
+            (
+                values[_ATTRIBUTE],
+                tuple([values.get(name, _missing) for name in kept]),
+            ),
+        )
+
+    def flatten_with_keys(self: Any) -> tuple[Any, Any]:
+        values, aux = flatten(self)
+        keys = (jtu.GetAttrKey(name) for name in dynamic)
+        return tuple(zip(keys, values, strict=True)), aux
+
+    @no_type_check
+    def unflatten(aux: Any, values: Any) -> Any:
+        sites, others = aux
+        self = object.__new__(sub)
+        attributes = _dict(self)
+        attributes[_ATTRIBUTE] = sites.taken()
+        attributes[_CALLS] = running_calls()
+        for names, given in ((dynamic, values), (kept, others)):
+            for name, value in zip(names, given, strict=True):
+                if value is not _missing:
+                    attributes[name] = value
+        return self
+
+    jtu.register_pytree_with_keys(sub, flatten_with_keys, unflatten, flatten)
+    return sub
+
+
+@jtu.register_static
+class _Missing:
+    """A field that was never set (as in Equinox, it has no leaves)."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Missing
+
+    def __hash__(self) -> int:
+        return hash(_Missing)
+
+
+_missing = _Missing()
+
+
+def _hash(self: Any) -> int:
+    # As Equinox does, which looks the fields up by class.
+    return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+
+
+class _WithoutSelf:
+    """A `staticmethod` or `classmethod` with sites around it, where it is looked up on
+    an instance: on the class it is the user's own.
+    """
+
+    def __init__(self, sub: Any, name: str, original: Any):
+        self._sub: Any = weakref.ref(sub)
+        self._name, self._original = name, original
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        bound = self._original.__get__(None, self._sub().__peex_original__)
+        if instance is None:
+            return bound
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            attributes = _dict(instance)
+            sites = attributes[_ATTRIBUTE].get(self._name, ())
+            return _fire.call(sites, attributes.get(_CALLS, ()), bound, args, kwargs)
+
+        return ft.wraps(bound)(call)
+
+
+def _method(sub: Any, name: str) -> Any:
+    """The method `name` of a subclass: the parent's, with its sites around."""
+    cls = sub.__peex_original__
+    found = inspect.getattr_static(cls, name)
+    if isinstance(found, staticmethod | classmethod):
+        return _WithoutSelf(sub, name, found)
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        original = getattr(cls, name)
+        if type(original) is types.FunctionType:
+            original = ft.partial(original, self)
+        else:
+            original = getattr(super(sub, self), name)
+        attributes = _dict(self)
+        sites = attributes[_ATTRIBUTE].get(name, ())
+        return _fire.call(sites, attributes.get(_CALLS, ()), original, args, kwargs)
+
+    return ft.wraps(getattr(cls, name))(method)
+
+
+def _attach(node: Any, sites: Sites) -> Any:
+    """One module with sites; those that it has already stay outside the new ones."""
+    if is_function(node):
+        return _Function(node, SiteMap(sites))
+    if isinstance(node, _Function):
+        return _Function(node.fn, _with(node.sites, sites))
+    return _sited(node, _with(_dict(node).get(_ATTRIBUTE, {}), sites))
+
+
+def _with(old: Sites, new: Sites) -> SiteMap:
+    merged = SiteMap(old)
+    for name, added in new.items():
+        merged[name] = merged.get(name, ()) + added
+    return merged
+
+
+def _sited(node: Any, sites: SiteMap) -> Any:
+    """A copy of a module with these sites."""
+    cls = type(node)
+    original = cls.__peex_original__ if issubclass(cls, Instrumented) else cls
+    sub = _subclass(original, sites)
+    new = object.__new__(sub)
+    attributes = _dict(new)
+    names = [f.name for f in dataclasses.fields(original)]
+    for name in (*names, *_compat.WRAPPER_FIELD_NAMES):
+        if name in _dict(node):
+            attributes[name] = _dict(node)[name]
+    attributes[_ATTRIBUTE] = sites
+    attributes[_CALLS] = running_calls()
+    return new
+
+
+def _replaced(self: Any, **changes: Any) -> Any:
+    """What `dataclasses.replace` makes of a module with sites."""
+    new = type(self).__peex_original__(**changes)
+    return _sited(new, _dict(self)[_ATTRIBUTE])
+
+
+def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
+    """The model with `sites` (by the key of their module) put in."""
+
+    def visit(key: tuple[str, ...], node: Any) -> Any:
+        found = children(key, node)
+        if found is not None:
+            parts, rebuild = found
+            new = [visit(k, child) for k, child in parts]
+            if any(a is not b for a, (_, b) in zip(new, parts, strict=True)):
+                node = rebuild(new)
+        # What stands for another has the same key, but isn't the site.
+        mine = None if stands_in(node) else sites.get(".".join(key) or ".")
+        return node if mine is None else _attach(node, mine)
+
+    return visit((), model)
+
+
+def stand_still(instrumented: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call, with those that are like the model (its frozen half, an
+    average of it) made like the instrumented one, but without sites: `equinox.combine`
+    and `jax.tree.map` bring them together as they do without hooks.
+    """
+    root = type(instrumented)
+    original = root.__peex_original__ if issubclass(root, Instrumented) else root
+
+    def one(arg: Any) -> Any:
+        return _still(instrumented, arg) if type(arg) is original else arg
+
+    if not isinstance(instrumented, eqx.Module | dict | list | tuple):
+        return args, kwargs
+    return tuple(map(one, args)), {name: one(arg) for name, arg in kwargs.items()}
+
+
+def _still(like: Any, node: Any) -> Any:
+    original = getattr(type(like), "__peex_original__", type(like))
+    if type(node) is not original:
+        return node
+    mine, others = children((), like), children((), node)
+    if mine is not None and others is not None and len(mine[0]) == len(others[0]):
+        pairs = zip(mine[0], others[0], strict=True)
+        new = [_still(a, b) for (_, a), (_, b) in pairs]
+        if any(x is not child for x, (_, child) in zip(new, others[0], strict=True)):
+            node = others[1](new)
+    if isinstance(like, Instrumented):
+        sites = _dict(like)[_ATTRIBUTE]
+        return _sited(node, SiteMap(dict.fromkeys(sites, ())))
+    return node
+
+
+class Memo(dict[Any, Any]):
+    """Remembers instrumented structures for one wrapper, and the hash of its plan. It
+    isn't part of what that is: a copy starts with an empty one.
+    """
+
+    plan_hash: int | None = None
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
+
+    def instrument(
+        self, model: Any, key: Hashable, sites: Callable[[], Mapping[str, Sites]]
+    ) -> Any:
+        """As the function does. What results is remembered by `key` and the structure
+        of the model, which the sites depend on alone.
+        """
+        leaves, treedef = jtu.tree_flatten(model)
+        try:
+            known = self.get((key, treedef))
+        except (TypeError, ValueError):
+            # A static field that can't be hashed, or compared (a NumPy array).
+            return instrument(model, sites())
+        if known is not None:
+            return known.unflatten(leaves)
+        new = instrument(model, sites())
+        new_leaves, new_treedef = jtu.tree_flatten(new)
+        # A function with sites is no leaf any more; that isn't remembered.
+        if len(leaves) == len(new_leaves):
+            if len(self) >= 16:
+                self.clear()
+            self[key, treedef] = new_treedef
+        return new
+
+
+def strip(tree: Any) -> Any:
+    """A value that the model returned, with every module in it as the user knows it."""
+    is_ours = lambda x: isinstance(x, Instrumented | _Function)
+    if not any(is_ours(x) for x in jtu.tree_leaves(tree, is_leaf=is_ours)):
+        return tree
+
+    def one(node: Any) -> Any:
+        if isinstance(node, _Function):
+            return node.fn
+        if not isinstance(node, Instrumented):
+            return node
+        new = object.__new__(type(node).__peex_original__)
+        _dict(new).update(_dict(node))
+        for name in (_ATTRIBUTE, _CALLS):
+            del _dict(new)[name]
+        leaves, treedef = jtu.tree_flatten(new, is_leaf=is_ours)
+        return jtu.tree_unflatten(treedef, [one(x) for x in leaves])
+
+    return jtu.tree_map(one, tree, is_leaf=is_ours)

@@ -1,0 +1,356 @@
+"""Named values inside of a module's forward pass.
+
+A module that is asked for some is traced when it is called, and its program is run
+equation by equation, under whatever transformation is active there; behind the
+equations that make a named value, that value goes through its sites. What has a name,
+and which equations make it, is found in `_instrument/names.py`.
+"""
+
+import dataclasses
+import fnmatch
+import functools as ft
+import inspect
+import threading
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+from jax import lax
+
+from .. import _compat
+from .._engine import at_site as _fire
+from .._engine.active_calls import running
+from .._engine.lift import bind_checkpoint, bind_cond
+from .._engine.signature import of_jaxpr
+from .._engine.site import Site
+from .._errors import SiteLostError
+from .._sites.walk import children, is_module
+from .classes import is_function_site
+from .names import Codes, Found, INLINED, Level, Path, Reader
+from .probe import private_caches
+from .returned import listening, not_listening
+
+
+Fire = Callable[[Found, Any], Any]
+
+
+def call(
+    sites: Sequence[Site], fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls `fn`, a method of a module or a function, with these sites inside."""
+    if _runs_eagerly():
+        # Where Python looks at values, the call can't be traced; for the names of
+        # probes it needn't be.
+        _, module = _method_and_module(fn)
+        sites = [s for s in sites if s.inside and not _has_probe(module, s.inside[0])]
+        if not sites:
+            return fn(*args, **kwargs)
+    wanted_names = {site.inside[0] for site in sites if site.inside is not None}
+    forward = trace(sites[0].key, fn, args, kwargs, wanted_names)
+    names = forward.names
+    probes = {s for s in sites if _is_probe(s, forward.jaxpr)}
+    sites = [s for s in sites if s not in probes]
+    wanted = {name: name in names.equations for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
+    counts: dict[str, int] = {}
+    level = forward.level(wanted, counts)
+    for site in sites:
+        assert site.inside is not None
+        name, index = site.inside
+        collector = running(site.depth)
+        if counts.get(name, -1) < (index or 0) and collector is not None:
+            collector.missed[site.key] = forward.seen(name)
+    with not_listening():
+        return forward.run(level, ft.partial(_fire_all, sites))
+
+
+def _runs_eagerly() -> bool:
+    current = _compat.current_trace()
+    return getattr(current, "eager", _compat.is_eval_trace(current))
+
+
+def _has_probe(module: Any, name: str) -> bool:
+    """Whether the code of a module's class writes `probe(..., name)`."""
+    functions = (f for cls in type(module).__mro__ for f in vars(cls).values())
+    codes = [_code_of(f) for f in functions if callable(f)]
+    while codes:
+        code = codes.pop()
+        if code is None:
+            continue
+        if "probe" in code.co_names and name in code.co_consts:
+            return True
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return False
+
+
+def _is_probe(site: Site, jaxpr: Any) -> bool:
+    """Whether its name is that of a `px.probe` in this program, which is a site by
+    itself.
+    """
+    assert site.inside is not None
+    return any(
+        probe.depth == site.depth
+        and probe.inside is None
+        and probe.module == site.module
+        and fnmatch.fnmatchcase(probe.suffix[1:].partition("#")[0], site.inside[0])
+        for probe in of_jaxpr(jaxpr).sites
+        if probe.suffix
+    )
+
+
+def _fire_all(sites: Sequence[Site], found: Found, value: Any) -> Any:
+    """Those of the inner wrappers first, as around a module."""
+    exactly = {s.depth for s in sites if s.inside == (found.name, found.index)}
+    for site in reversed(sites):
+        if site.inside == (found.name, found.index):
+            value = _fire._fire(site, value)
+        elif site.inside == (found.name, None) and site.depth not in exactly:
+            if found.index:
+                suffix = f"{site.suffix}#{found.index}"
+                key = f"{site.key}#{found.index}"
+                site = dataclasses.replace(site, key=key, suffix=suffix)
+            value = _fire._fire(site, value)
+    return value
+
+
+def trace(
+    key: str,
+    fn: Callable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: Collection[str],
+) -> "Forward":
+    """The program of a call, with the calls of Python functions of these names marked.
+    What isn't an array is part of it.
+
+    **Raises:** `SiteLostError` where the values of arrays decide what Python does.
+    """
+    method, module = _method_and_module(fn)
+    if module is not None:
+        # Closed over, its arrays would be kept by JAX's caches.
+        fn, args = method, (module, *args)
+    dynamic, static = eqx.partition((args, kwargs), eqx.is_array)
+    leaves, treedef = jtu.tree_flatten(dynamic)
+    outer: list[Any] = []
+    out_static: list[Any] = []
+
+    def forward(*leaves: Any) -> Any:
+        here: Any = inspect.currentframe()
+        stack = _compat.current_frames()
+        here = [code for code, _ in stack].index(here.f_code)
+        outer[:] = stack[here][0], stack[here + 1 :]
+        args, kwargs = eqx.combine(treedef.unflatten(leaves), static)
+        out, rest = eqx.partition(fn(*args, **kwargs), eqx.is_array)
+        out_static[:] = [rest]
+        return out
+
+    reader = Reader(_code_of(method), _codes_of_parts(module))
+    is_own = ft.partial(reader.is_own_call, forward.__code__)
+    # Functions that JAX has kept have no marks, or those of other names.
+    caches = private_caches("peex", *sorted(names))
+    _tracing.depth += 1
+    try:
+        with caches, listening(names, is_own):
+            jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
+    except _compat.VALUE_ERRORS as error:
+        if not _runs_eagerly():
+            raise  # as it would without peex
+        raise SiteLostError(
+            f"Named values inside of a module, as {key!r}, are found by tracing its "
+            "forward pass, as `jax.jit` does. Here Python looks at the values of "
+            "arrays, so it can't be traced. Mark the value with `px.probe(x, "
+            "'name')`, or hook a module inside."
+        ) from error
+    finally:
+        _tracing.depth -= 1
+    jaxpr, consts = _compat.open_jaxpr(jaxpr)
+    paths = [reader.own_path(_path(eqn, *outer)) for eqn in jaxpr.eqns]
+    out_tree = jtu.tree_structure(shapes)
+    finish = lambda outs: eqx.combine(out_tree.unflatten(outs), out_static[0])
+    return Forward(jaxpr, consts, leaves, finish, reader, paths)
+
+
+class _Tracing(threading.local):
+    depth = 0  # of forward passes that are traced in one another
+
+
+_tracing = _Tracing()
+
+
+def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> Path:
+    """What is on the stack inside of the traced function, which has this code."""
+    frames = _compat.frames_of(eqn)
+    inside = len(frames) - len(outer) - 1
+    if inside < 0 or frames[inside][0] is not code or frames[inside + 1 :] != outer:
+        return None  # of a program that was traced elsewhere
+    return tuple(reversed(frames[:inside]))
+
+
+def _method_and_module(fn: Any) -> tuple[Any, Any]:
+    if isinstance(fn, ft.partial) and fn.args:  # as an instrumented module calls it
+        return fn.func, fn.args[0]
+    return getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+
+
+def _code_of(fn: Any) -> types.CodeType | None:
+    return getattr(inspect.unwrap(fn), "__code__", None)
+
+
+def _codes_of_parts(module: Any) -> Codes:
+    """The code of the `__call__`s of all callable modules inside of a module."""
+    codes = set()
+
+    def visit(node: Any) -> None:
+        found = children((), node)
+        for _, child in () if found is None else found[0]:
+            # A function in a field is part of the module, whether it is a site or not.
+            if is_module(child) and not is_function_site(child):
+                codes.add(_code_of(type(child).__call__))
+            visit(child)
+
+    visit(module)
+    return frozenset(codes - {None})
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """The program of one call of a module."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    args: Sequence[Any]
+    finish: Callable[[Sequence[Any]], Any]
+    reader: Reader
+    paths: Sequence[Path]
+
+    @property
+    def names(self) -> Any:
+        return self.reader.names(self.jaxpr, self.paths)
+
+    def level(self, wanted: Mapping[str, bool], counts: dict[str, int]) -> Level:
+        return self.reader.level(self.jaxpr, self.paths, wanted, counts)
+
+    def seen(self, name: str) -> tuple[list[str], str | None]:
+        """What there is instead of a name: the names of values, and the primitive that
+        hides it.
+        """
+        return list(self._visible()), self.names.hidden.get(name)
+
+    def _visible(self) -> dict[str, bool]:
+        names = (n for n in self.names.equations if not n.startswith("peex_"))
+        equations = dict.fromkeys(names, True)
+        return (
+            dict.fromkeys(self.reader.visible_functions(self.paths), False) | equations
+        )
+
+    def run(self, level: Level, fire: Fire) -> Any:
+        """Runs it; named values go through `fire`."""
+        return self.finish(_run(level, self.consts, self.args, fire))
+
+
+def _run(
+    level: Level, consts: Sequence[Any], args: Sequence[Any], fire: Fire
+) -> list[Any]:
+    jaxpr = level.jaxpr
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    read = lambda atom: atom.val if _compat.is_literal(atom) else env[atom]
+    # The equations up to each that has something behind it or in it, at once.
+    start = 0
+    for i in sorted({*level.found, *level.bodies, len(jaxpr.eqns)}):
+        stop = i if i in level.bodies else min(i + 1, len(jaxpr.eqns))
+        _run_part(jaxpr, start, stop, env)
+        if i in level.bodies:
+            eqn = jaxpr.eqns[i]
+            outs = _run_equation(eqn, level.bodies[i], [*map(read, eqn.invars)], fire)
+            env |= zip(eqn.outvars, outs, strict=True)
+        for found in level.found.get(i, ()):
+            values = tuple(env[v] for v in found.variables)
+            if len(values) == 1:
+                values = (fire(found, values[0]),)
+            else:
+                values = fire(found, values)
+            env |= zip(found.variables, values, strict=True)
+        start = i + 1
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _run_part(jaxpr: Any, start: int, stop: int, env: dict[Any, Any]) -> None:
+    if start >= stop:
+        return
+    eqns = jaxpr.eqns[start:stop]
+    outs = [v for eqn in eqns for v in eqn.outvars]
+    read = (v for eqn in eqns for v in eqn.invars if not _compat.is_literal(v))
+    ins = [v for v in dict.fromkeys(read) if v in env]
+    part = _compat.part_of_jaxpr(jaxpr, start, stop, ins, outs)
+    # Inside of a forward pass that is traced too, its calls are what has to be known.
+    values = _compat.eval_jaxpr(
+        part,
+        (),
+        *(env[v] for v in ins),
+        propagate_source_info=not _tracing.depth,
+    )
+    env |= zip(outs, values, strict=True)
+
+
+def _run_equation(
+    eqn: Any, levels: Sequence[Level], args: Sequence[Any], fire: Fire
+) -> list[Any]:
+    """Runs an equation with its bodies run by `_run`."""
+    name, params = eqn.primitive.name, eqn.params
+    bodies = [_Body(level, params, fire) for level in levels]
+    if name in INLINED:
+        return bodies[0](*args)
+    if name == "remat2":
+        return bind_checkpoint(bodies[0], params, *args)
+    if name == "cond":
+        return bind_cond(params, args[0], bodies, *args[1:])
+    if name == "while":
+        return _run_while(params, bodies, args)
+    assert name == "scan"
+    num_consts, num_carry = _compat.scan_layout(params)
+    consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
+
+    def step(carry: Any, x: Any) -> Any:
+        outs = bodies[0](*consts, *carry, *x)
+        return outs[:num_carry], outs[num_carry:]
+
+    options = {k: params[k] for k in ("length", "reverse", "unroll")}
+    carry, ys = lax.scan(
+        step, list(init), list(args[num_consts + num_carry :]), **options
+    )
+    return [*carry, *ys]
+
+
+def _run_while(params: Any, bodies: Sequence["_Body"], args: Sequence[Any]) -> Any:
+    (cond,) = (b for b in bodies if b.is_of(params["cond_jaxpr"]))
+    (body,) = (b for b in bodies if b.is_of(params["body_jaxpr"]))
+    n, m = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, init = args[:n], args[n : n + m], args[n + m :]
+    return lax.while_loop(
+        lambda carry: cond(*cond_consts, *carry)[0],
+        lambda carry: body(*body_consts, *carry),
+        list(init),
+    )
+
+
+class _Body:
+    """The body of an equation, as a function."""
+
+    def __init__(self, level: Level, params: Mapping[str, Any], fire: Fire):
+        self.level = level
+        self.fire = fire
+        self.consts: Sequence[Any] = ()
+        for value in params.values():
+            for jaxpr in value if type(value) in (tuple, list) else [value]:
+                if self.is_of(jaxpr):
+                    self.consts = _compat.open_jaxpr(jaxpr)[1]
+
+    def is_of(self, jaxpr: Any) -> bool:
+        return _compat.is_jaxpr(jaxpr) and (
+            _compat.open_jaxpr(jaxpr)[0] is self.level.jaxpr
+        )
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return _run(self.level, self.consts, args, self.fire)

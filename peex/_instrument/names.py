@@ -1,0 +1,297 @@
+"""What the program of a forward pass names, found from its jaxpr.
+
+A traced forward pass is a list of equations. A name stands for an operation
+(`div`), for a function that is an equation of its own (of `jax.jit`, `jax.custom_jvp`),
+for a mark (`jax.ad_checkpoint.checkpoint_name`), or for a Python function: JAX keeps
+with each equation the stack of calls that made it, so the equations of one call are
+known, and its value is what they hand on. Nothing here runs anything.
+"""
+
+import dataclasses
+import pathlib
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import _compat
+from .returned import returned_p
+
+
+# The calls that made an equation, outermost first: the code of each function, and the
+# place in it from which the next one is called. `None`: not known.
+Path = tuple[_compat.Frame, ...] | None
+Codes = frozenset[types.CodeType]
+
+_HERE = str(pathlib.Path(__file__).parents[1])
+
+# Primitives that hold named values in their bodies. The others with bodies have rules
+# that stand in the place of these.
+INLINED = ("jit", "closed_call", "core_call")
+OPEN = (*INLINED, "remat2", "scan", "cond", "while")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A named value of one jaxpr: the `index`-th of its name in the forward pass. It is
+    made by the equations `first` to `last`.
+    """
+
+    name: str
+    index: int
+    first: int
+    last: int
+    variables: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A jaxpr with the named values in it, by the equation behind which they are there;
+    and the bodies of its equations that hold some.
+    """
+
+    jaxpr: Any
+    found: Mapping[int, Sequence[Found]]
+    bodies: Mapping[int, Sequence["Level"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """All the names of a jaxpr: those that equations have, those of Python functions,
+    and those that occur where nothing can be brought out, with what is around.
+    """
+
+    equations: Mapping[str, None]
+    functions: Mapping[str, None]
+    hidden: Mapping[str, str]
+
+
+class Reader:
+    """Finds the names of one forward pass.
+
+    - `own`: the code of the method itself, whose frame is no name.
+    - `parts`: the code of methods of callable modules inside: what runs there is inside
+        of those.
+    """
+
+    def __init__(self, own: types.CodeType | None, parts: Codes):
+        self._own = own
+        self._parts = parts
+        self._names: dict[int, Names] = {}
+
+    def own_path(self, path: Path) -> Path:
+        """A path, from the method itself on."""
+        codes = [code for code, _ in path or ()]
+        return path[codes.index(self._own) :] if path and self._own in codes else path
+
+    def _functions(self, path: Path) -> list[str]:
+        """The names of the functions on a path, in order; the method itself, and what
+        is peex's own, has none.
+        """
+        unnamed = lambda c: c is self._own or c.co_filename.startswith(_HERE)
+        return ["" if unnamed(code) else code.co_name for code, _ in path or ()]
+
+    def _paths(self, jaxpr: Any) -> list[Path]:
+        """The paths in a body, from its function on: what is outside may be of another
+        call, for which JAX traced it first.
+        """
+        function = _compat.function_of(jaxpr)
+        paths: list[Path] = []
+        for eqn in jaxpr.eqns:
+            path: list[_compat.Frame] = []
+            for frame in _compat.frames_of(eqn):
+                path.append(frame)
+                if (frame[0].co_filename, frame[0].co_firstlineno) == function:
+                    paths.append(self.own_path(tuple(reversed(path))))
+                    break
+            else:
+                paths.append(None)
+        return paths
+
+    def _num_own(self, path: Path) -> int:
+        """How many of the calls are of this module: those up to a part's, or to where
+        the engine runs the program of a part, or the hook or log of another site.
+        """
+        for i, (code, _) in enumerate(path or ()):
+            part = code in self._parts and (i > 0 or code is not self._own)
+            runs = code.co_name in ("_fire", "_run_part", "_run_equation")
+            if part or (runs and code.co_filename.startswith(_HERE)):
+                return i
+        return len(path or ())
+
+    def _is_own(self, path: Path) -> bool:
+        return self._num_own(path) == len(path or ())
+
+    def names(self, jaxpr: Any, paths: Sequence[Path] | None = None) -> Names:
+        """All names, those in bodies too. `paths` are given for the jaxpr of the method
+        itself.
+        """
+        if id(jaxpr) in self._names:
+            return self._names[id(jaxpr)]
+        equations: dict[str, None] = {}
+        functions: dict[str, None] = {}
+        hidden: dict[str, str] = {}
+        for eqn, path in zip(jaxpr.eqns, paths or self._paths(jaxpr), strict=True):
+            if eqn.primitive is returned_p:
+                functions[eqn.params["name"]] = None
+                continue
+            own = self._functions(path)[: self._num_own(path)]
+            functions |= dict.fromkeys(name for name in own if name)
+            if not self._is_own(path):
+                continue
+            equations |= dict.fromkeys(_equation_names(eqn))
+            for body in _compat.sub_jaxprs(eqn.params):
+                inside = self.names(body)
+                if eqn.primitive.name in OPEN:
+                    equations |= inside.equations
+                    functions |= inside.functions
+                    hidden |= inside.hidden
+                else:
+                    every = (*inside.equations, *inside.functions, *inside.hidden)
+                    where = f"{_equation_names(eqn)[-1]!r} (`{eqn.primitive.name}`)"
+                    hidden |= dict.fromkeys(every, where)
+        self._names[id(jaxpr)] = Names(equations, functions, hidden)
+        return self._names[id(jaxpr)]
+
+    def level(
+        self,
+        jaxpr: Any,
+        paths: Sequence[Path] | None,
+        wanted: Mapping[str, bool],
+        counts: dict[str, int],
+    ) -> Level:
+        """Where the `wanted` names are: those of equations (`True`) or of Python
+        functions. `counts` is how often each was met before; it goes on counting.
+        """
+        paths = self._paths(jaxpr) if paths is None else paths
+        ranges: list[tuple[str, int, int, int]] = []
+        for name, of_equations in wanted.items():
+            find = self._equations if of_equations else self._calls
+            ranges += [(name, *found) for found in find(jaxpr, paths, name)]
+        found: dict[int, list[Found]] = {}
+        bodies: dict[int, list[Level]] = {}
+        for i, (eqn, path) in enumerate(zip(jaxpr.eqns, paths, strict=True)):
+            taken = {name for name, first, last, _ in ranges if first <= i <= last}
+            inside = {n: w for n, w in wanted.items() if n not in taken}
+            if eqn.primitive.name in OPEN and self._is_own(path):
+                levels = self._bodies(eqn, inside, counts)
+                if any(x.found or x.bodies for x in levels):
+                    bodies[i] = levels
+            # What is inside of another ends first.
+            ending = sorted(
+                (r for r in ranges if r[2] == i), key=lambda r: (-r[1], -r[3])
+            )
+            for name, first, last, _ in ending:
+                index = counts[name] = counts.get(name, -1) + 1
+                variables = _leaving(jaxpr, first, last)
+                new = Found(name, index, first, last, variables)
+                found.setdefault(i, []).append(new)
+        return Level(jaxpr, found, bodies)
+
+    def _bodies(
+        self, eqn: Any, wanted: Mapping[str, bool], counts: dict[str, int]
+    ) -> list[Level]:
+        levels = []
+        before, after = dict(counts), dict(counts)
+        for body in _compat.sub_jaxprs(eqn.params):
+            names = self.names(body)
+            here = {
+                name: of_equations
+                for name, of_equations in wanted.items()
+                if name in (names.equations if of_equations else names.functions)
+            }
+            # Of the branches of a `cond` one runs: each counts from the same number.
+            mine = dict(before) if eqn.primitive.name == "cond" else after
+            levels.append(self.level(body, None, here, mine))
+            after |= {n: max(k, after.get(n, k)) for n, k in mine.items()}
+        counts |= after
+        return levels
+
+    def visible_functions(self, paths: Sequence[Path]) -> dict[str, None]:
+        """The functions that a reader of the model's code knows: its own, and those of
+        JAX that it calls.
+        """
+        visible: dict[str, None] = {}
+        for path in paths:
+            called = True
+            for (code, _), name in zip(path or (), self._functions(path), strict=True):
+                if not _compat.is_of_jax(code):
+                    called = True
+                    if name and not name.startswith(("<", "__")):
+                        visible[name] = None
+                elif called and "<locals>" not in code.co_qualname:
+                    called = False
+                    if not name.startswith("_") and "." not in code.co_qualname:
+                        visible[name] = None
+        return visible
+
+    def _equations(
+        self, jaxpr: Any, paths: Sequence[Path], name: str
+    ) -> list[tuple[int, int, int]]:
+        """The equations of this name: first, last, and how deep they are in calls."""
+        return [
+            (i, i, len(path or ()))
+            for i, (eqn, path) in enumerate(zip(jaxpr.eqns, paths, strict=True))
+            if name in _equation_names(eqn) and self._is_own(path)
+        ]
+
+    def _calls(
+        self, jaxpr: Any, paths: Sequence[Path], name: str
+    ) -> list[tuple[int, int, int]]:
+        """The calls of a Python function of this name, as `_equations`: from the mark
+        where it begins to the one where it returns.
+        """
+        del paths
+        calls: list[tuple[int, int, int]] = []
+        begun: list[int] = []
+        for i, eqn in enumerate(jaxpr.eqns):
+            if eqn.primitive is not returned_p or eqn.params["name"] != name:
+                continue
+            if eqn.params["begins"]:
+                begun.append(i)
+            elif begun:
+                calls.append((begun.pop(), i, len(begun)))
+        # What returns what it was given has no value.
+        return [call for call in calls if _leaving(jaxpr, *call[:2])]
+
+    def is_own_call(self, around: types.CodeType, frame: types.FrameType) -> bool:
+        """Whether a function that is called is one of this module's: above the frame of
+        `around` there is its own method first, and nothing of a part.
+        """
+        if frame.f_code in self._parts:
+            return False
+        codes = []
+        above: Any = frame.f_back
+        while above is not None and above.f_code is not around:
+            codes.append(above.f_code)
+            above = above.f_back
+        if above is None or not codes:
+            return False
+        places: Path = tuple((code, 0) for code in reversed(codes))
+        return self._is_own(self.own_path(places))
+
+
+def _equation_names(eqn: Any) -> list[str]:
+    if eqn.primitive is returned_p:
+        return []
+    primitive, name = eqn.primitive.name, eqn.params.get("name")
+    if primitive == "name":  # a mark
+        return [name]
+    names = [primitive, name] if isinstance(name, str) else [primitive]
+    if primitive in ("custom_jvp_call", "custom_vjp_call"):
+        body, _ = _compat.open_jaxpr(eqn.params["call_jaxpr"])
+        names.append(body.debug_info.func_name)
+    return names
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [v for v in atoms if not _compat.is_literal(v)]
+
+
+def _leaving(jaxpr: Any, first: int, last: int) -> tuple[Any, ...]:
+    """What these equations hand on: those of one call, or one equation."""
+    eqn = jaxpr.eqns[last]
+    if eqn.primitive is not returned_p:
+        return tuple(eqn.outvars)
+    made = {v for eqn in jaxpr.eqns[first:last] for v in eqn.outvars}
+    returned = dict.fromkeys(_variables(eqn.invars))
+    return tuple(v for v in returned if v in made)

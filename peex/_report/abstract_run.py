@@ -1,0 +1,218 @@
+"""One abstract run of a model with all its calls marked: what `peex.report` looks at.
+
+Nothing is computed, so weights and arguments may be mere shapes.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._engine.active_calls import next_depth, started
+from .._engine.collector import Collector, UNHEARD
+from .._engine.rules.table import install
+from .._engine.site import freeze, Path, Site, suffix_of
+from .._engine.values import once
+from .._errors import SiteLostError
+from .._hooks.log_fns import IdentityLog
+from .._instrument.classes import instrument
+from .._instrument.probe import own_caches, Probes
+from .._program.call_tree import Calls, find_calls, Lost
+from .._sites.select import Chosen
+from .._sites.stacked import grouped, named, Prefix
+from .._wrappers.make_sites import names_probe, Sites
+from .._wrappers.plan import Method
+from .._wrappers.run import call_method
+from .parameters import is_array
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """What an abstract run has shown.
+
+    - `calls`: the calls.
+    - `groups`: the layers that share one name (see `_sites/stacked.py`).
+    - `lost`: the sites that ran where their values can't be brought out, and why.
+    - `missed`: the values inside of modules that aren't there, and what is, by key.
+    - `leaves`, `run`: the arrays of model and arguments (in this order), and the call
+        as a function of them.
+    """
+
+    calls: Calls
+    groups: list[Prefix]
+    lost: dict[str, str]
+    missed: dict[str, tuple[list[str], str | None]]
+    leaves: list[Any]
+    run: Callable[..., list[Any]]
+
+    def differentiated(self) -> set[str]:
+        """The keys of the sites that run when the call is differentiated."""
+        return _differentiated(self.run, self.leaves, Collector(next_depth()))
+
+
+def stage(
+    model: Any,
+    chosen: Sequence[Chosen],
+    probed: Sequence[Chosen] | None,
+    root_method: str,
+    method: Method,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Staged:
+    """Runs the model abstractly, again without the sites that turn out to be lost.
+
+    **Arguments:**
+
+    - `chosen`: the sites.
+    - `probed`: those of them that may name a `px.probe`; `None` if all probes are
+        sites.
+    """
+    install()
+    lost: dict[str, str] = {}
+    groups: list[Prefix] = []
+    while True:
+        collector = Collector(next_depth())
+        collector.groups = groups
+        keys = [(c, c.key(root_method)) for c in chosen]
+        wanted = [
+            x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})
+        ]
+        sites = _sites(wanted, collector.depth)
+        collector.probes = _probes(probed, root_method, collector)
+        collector.frame = sys._getframe()
+        try:
+            with started(collector), own_caches("peex.report"):
+                instrumented = instrument(model, sites)
+                leaves, run = _as_function(instrumented, method, args, kwargs)
+                jaxpr = jax.make_jaxpr(run)(*leaves)
+            calls = find_calls(jaxpr, collector.depth)
+        except Lost as error:
+            lost.update(error.why)
+        except SiteLostError as error:
+            if error.key is None or error.key in lost:
+                raise
+            lost[error.key] = error.why or str(error)
+        except (TypeError, ValueError) as error:
+            new = [key for key in named(error) if key not in lost]
+            if not new:
+                raise
+            why = (
+                "the model brings it together with modules of another name "
+                f"({', '.join(repr(key) for key in named(error))}), and a site carries "
+                "its name in its structure."
+            )
+            lost.update(dict.fromkeys(new, why))
+        else:
+            heard = {node.site.key for node in calls.logged}
+            spoke = collector.spoke
+            lost.update((key, UNHEARD) for key in spoke if key not in heard)
+            return Staged(calls, groups, lost, collector.missed, leaves, run)
+        finally:
+            collector.frame = None
+            for end in collector.at_end:
+                end()
+
+
+def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> Sites:
+    """At each place two sites: at the arguments, then at the output; and one at each
+    value inside. All modules tell their keys, for the probes in them.
+    """
+    sites: Sites = {}
+    for chosen, key in wanted:
+        methods = sites.setdefault(chosen.place, {})
+        mine = methods.get(chosen.method, ())
+        after = _site(key, depth, chosen)
+        if chosen.inside is None:
+            before = dataclasses.replace(after, pre=True, with_kwargs=True)
+            mine = Path(key, depth), before, after, *mine
+        else:
+            mine = *mine, after
+        methods[chosen.method] = mine
+    return sites
+
+
+def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") -> Site:
+    log, _ = freeze("log_fn", IdentityLog())
+    return Site(
+        key=key,
+        depth=depth,
+        direct=False,
+        backward=False,
+        pre=False,
+        with_kwargs=False,
+        hook=None,
+        log=log,
+        indexed=False,
+        asked=True,
+        while_buffer=None,
+        inside=None if chosen is None else chosen.value,
+        suffix=suffix if chosen is None else chosen.suffix,
+    )
+
+
+def _probes(
+    probed: Sequence[Chosen] | None,
+    root_method: str,
+    collector: Collector,
+) -> Probes:
+    def wanted(name: str) -> bool:
+        return probed is None or any(c.names(name) for c in probed)
+
+    def site(module: str, name: str, index: int) -> Site | None:
+        suffix = suffix_of(name, index)
+        mine = probed is None or any(
+            names_probe(c, root_method, collector.groups, module, name, index)
+            for c in probed
+        )
+        if not mine:
+            return None
+        return _site(f"{module}{suffix}", collector.depth, suffix=suffix)
+
+    return Probes(wanted, site)
+
+
+def _as_function(
+    model: Any, method: Method, args: Any, kwargs: Any
+) -> tuple[list[Any], Callable[..., list[Any]]]:
+    """A call as a function of its arrays (those of the model first) to arrays."""
+    dynamic, static = eqx.partition((model, args, kwargs), is_array)
+    leaves, treedef = jtu.tree_flatten(dynamic)
+    leaves, places = once(leaves)  # an array that is there twice is one inside, too
+
+    def run(*leaves: Any) -> list[Any]:
+        dynamic = treedef.unflatten([leaves[i] for i in places])
+        model, args, kwargs = eqx.combine(dynamic, static)
+        out = call_method(model, method, args, kwargs)
+        return [x for x in jtu.tree_leaves(out) if is_array(x)]
+
+    return leaves, run
+
+
+def _differentiated(
+    run: Callable[..., list[Any]], leaves: Sequence[Any], collector: Collector
+) -> set[str]:
+    """The keys of the sites that run in forward and backward pass."""
+    inexact = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    def grad(*leaves: Any) -> Any:
+        def only(*some: Any) -> list[Any]:
+            full = list(leaves)
+            for i, x in zip(inexact, some, strict=True):
+                full[i] = x
+            return [y for y in run(*full) if jnp.issubdtype(y.dtype, jnp.inexact)]
+
+        outs, vjp = jax.vjp(only, *(leaves[i] for i in inexact))
+        return vjp(outs)
+
+    try:
+        with started(collector):
+            jax.make_jaxpr(grad)(*leaves)
+    except Exception:
+        # Not every program has a derivative. Then no more is known.
+        pass
+    return set(collector.spoke)

@@ -1,0 +1,263 @@
+"""What flows through a model: `peex.report`, by an abstract run.
+
+It is built on what a hooked call does (sites, taps, signatures), so that what it says
+is what a log will hold.
+"""
+
+import dataclasses
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from .._engine.signature import TapSpec
+from .._engine.site import Axes
+from .._engine.values import once
+from .._log import Numbering
+from .._program.call_tree import Node
+from .._sites.patterns import nearest
+from .._sites.select import Chosen, default_of, Place, places, select
+from .._sites.stacked import grouped
+from .._wrappers.plan import check_method, Method, root_method_of
+from .abstract_run import stage, Staged
+from .parameters import is_array, Parameter, Parameters
+from .result import Axis, Call, Missing, Report, Tree
+from .sites import class_name, static_modules
+
+
+def report(
+    model: Any,
+    *args: Any,
+    where: Any = None,
+    method: Method = "__call__",
+    **kwargs: Any,
+) -> Report:
+    """Says what a call of a model has to hook: what runs, in which order, and with
+    which shapes; and what doesn't, and why. The call is only traced: nothing is
+    computed, and a model too large for this machine costs nothing.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        make = lambda key: eqx.nn.MLP(2, 1, 100_000, depth=2, key=key)
+        mlp = eqx.filter_eval_shape(make, jax.random.key(0))
+        report = px.report(mlp, jax.ShapeDtypeStruct((2,), jnp.float32))
+        str(report)  # a table, as `print` shows it
+        list(report.entries)  # ['layers.0', 'layers.1', 'layers.2']
+        report["layers.1"].flops  # 20000100000
+        ```
+
+    **Arguments:**
+
+    - `model`: any Equinox module, or a pytree of modules. Its arrays, and those among
+        the arguments, may be `jax.ShapeDtypeStruct`s.
+    - `*args`, `**kwargs`: as for the call. As under `eqx.filter_jit`, what isn't an
+        array is static, and a branch in Python can't depend on an array's value.
+    - `where`, `method`: as for [`peex.ForwardHook`][].
+
+    **Returns:**
+
+    A [`peex.Report`][]. Its `entries` are what the log of
+    `px.ForwardHook(model, where=where, method=method)(*args, **kwargs)` will hold; its
+    `tree` shows the calls of all callable modules within each other.
+
+    **Raises:**
+
+    [`peex.SiteNotFoundError`][] if a part of `where` matches nothing. What doesn't run
+    or can't be brought out doesn't raise: it is in `missing`.
+    """
+    check_method(model, method)
+    root_method = root_method_of(model, method)
+    selected, asked = select(model, where, root_method)
+    one_call = {c.key(root_method) for c in selected if c.call is not None}
+    chosen, asked = _of_all_calls(selected), [(n, _of_all_calls(c)) for n, c in asked]
+    at = {place.name: place for place in places(model, root_method)}
+    callable_ = (default_of(p, root_method) for p in at.values() if p.called)
+    everything = tuple(dict.fromkeys((*chosen, *callable_)))
+    probed = None if where is None else [c for c in chosen if c.inside is not None]
+    staged = stage(model, everything, probed, root_method, method, args, kwargs)
+    key_of = lambda c: grouped(c.key(root_method), staged.groups)
+    named = [(key_of(c), c) for c in everything]
+    known = _Known(model, [(key, at[c.place]) for key, c in named])
+    made = _calls(staged, known)
+    wanted = set(chosen)
+    keys = dict.fromkeys(key for key, c in named if c in wanted)
+    entries = [made[id(node)] for node in staged.calls.logged]
+    all_calls = {c.key(root_method) for c in selected if c.call is None}
+    only = {c.site_key(root_method) for c in selected} - all_calls
+    keep = lambda c: (
+        c.is_inside or (c.key in one_call if c.site in only else c.site in keys)
+    )
+    entries = {c.key: c for c in entries if keep(c)}
+    fired = {call.site for call in made.values()}
+    fired |= {site.partition("#")[0] for site in fired}  # of a name, any
+    # A pattern for values inside is one question to many modules.
+    answered = {
+        key_of(c)
+        for _, group in asked
+        if any(key_of(c) in fired for c in group)
+        for c in group
+        if c.inside is not None
+    }
+    inside = {key for key, c in named if c.inside is not None}
+    silent = [k for k in keys if k not in fired | answered]
+    missing = _missing(staged, known, silent, inside)
+    if where is None:
+        missing += [_static(p.name, p.node) for p in static_modules(model)]
+    return Report(
+        entries=entries,
+        tree=Tree(tuple(made[id(node)] for node in staged.calls.roots)),
+        missing={m.key: m for m in missing},
+        parameters=known.parameters.all,
+        flops=staged.calls.flops,
+        uncounted=tuple(sorted(staged.calls.uncounted)),
+    )
+
+
+def _of_all_calls(chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
+    return tuple(dict.fromkeys(dataclasses.replace(c, call=None) for c in chosen))
+
+
+class _Known:
+    """Class and parameters of each site, by its key."""
+
+    def __init__(self, model: Any, sites: Sequence[tuple[str, Place]]):
+        self.parameters = Parameters(model)
+        # In a copy each array is an object of its own, also where two are one.
+        shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x
+        copy = jtu.tree_map(shape, model)
+        self._copied = Parameters(copy)
+        # The arrays of a program, each once, and the places that each has in the copy.
+        arrays = lambda tree: [x for x in jtu.tree_leaves(tree) if is_array(x)]
+        unique, places = once(arrays(model))
+        self._positions: list[list[int]] = [[] for _ in unique]
+        for i, x in zip(places, arrays(copy), strict=True):
+            self._positions[i].append(id(x))
+        self._places: dict[str, list[Place]] = {}
+        for key, place in sites:
+            self._places.setdefault(key, []).append(place)
+
+    def class_name(self, key: str) -> str:
+        return class_name(self._places[key][0].node)
+
+    def of(self, key: str) -> tuple[Parameter, ...]:
+        return self.parameters.under(place.key for place in self._places[key])
+
+    def any_of(self, key: str, positions: Iterable[int]) -> bool:
+        """Whether one of the model's arrays at these positions is in the module."""
+        ids_under = self._copied.ids_under
+        mine = {i for place in self._places[key] for i in ids_under(place.key)}
+        # Behind those of the model are those of the arguments.
+        known = self._positions
+        return any(mine & set(ids) for i in positions for ids in known[i : i + 1])
+
+
+def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
+    """The calls as they are shown, by the `id` of their nodes."""
+    numbering = Numbering()
+    numbers = {id(node): numbering.next(node.site) for node in staged.calls.logged}
+    made: dict[int, Call] = {}
+
+    def make(node: Node) -> Call:
+        assert node.after is not None
+        children = tuple(make(child) for child in node.children)
+        site, number = node.site.key, numbers[id(node)]
+        inside = bool(node.site.suffix)
+        made[id(node)] = Call(
+            key=node.site.numbered(number),
+            site=site,
+            number=number,
+            is_inside=inside,
+            class_name="value" if inside else known.class_name(site),
+            inputs=_own(node.before),
+            outputs=_own(node.after),
+            axes=_axes(node.after.info.axes),
+            log=_tree(node.after, 0),
+            when=_when(node),
+            parameters=() if inside else known.of(site),
+            flops=0 if inside else node.flops,
+            children=children,
+        )
+        return made[id(node)]
+
+    for root in staged.calls.roots:
+        make(root)
+    return made
+
+
+def _when(node: Node) -> str:
+    if node.after is None or not node.after.info.counted:
+        return "always"
+    return "last of many" if node.looped else "conditional"
+
+
+def _tree(spec: TapSpec, skip: int) -> Any:
+    """What was tapped, as shapes, without so many leading axes."""
+    shapes = (jax.ShapeDtypeStruct(s.shape[skip:], s.dtype) for s in spec.log_shapes)
+    return jtu.tree_unflatten(spec.info.treedef, list(shapes))
+
+
+def _own(spec: TapSpec | None) -> Any:
+    return None if spec is None else _tree(spec, len(spec.info.axes.shape))
+
+
+def _axes(axes: Axes) -> tuple[Axis, ...]:
+    kinds = {"device": axes.devices, "step": axes.steps, "batch": axes.batch}
+    return tuple(Axis(kind, int(n)) for kind, sizes in kinds.items() for n in sizes)
+
+
+def _static(key: str, module: Any) -> Missing:
+    why = (
+        "it is in a static field (`eqx.field(static=True)`), which JAX doesn't see "
+        "into; make it an ordinary field"
+    )
+    return Missing(key, type(module).__name__, "static", why)
+
+
+def _missing(
+    staged: Staged, known: _Known, keys: Sequence[str], inside: Container[str]
+) -> list[Missing]:
+    """Why there is nothing of these keys, of which some are of values `inside`."""
+    in_rules = [k for k in keys if known.any_of(k, staged.calls.in_rules)]
+    if in_rules:
+        differentiated = staged.differentiated()
+        in_rules = [k for k in in_rules if k in differentiated]
+    missing = []
+    for key in keys:
+        if key in staged.missed:
+            kind, why = "no such name", _no_such_name(key, *staged.missed[key])
+        elif key in staged.lost:
+            kind, why = "lost", staged.lost[key].rstrip(".")
+        elif key in in_rules:
+            kind, why = (
+                "rule",
+                "it runs only inside a derivative rule (of a `custom_jvp` or "
+                "`custom_vjp`), which stands in the place of autodiff there",
+            )
+        elif key not in inside and known.any_of(key, staged.calls.reads):
+            kind, why = (
+                "read",
+                "its parameters are read, but it isn't called; hook the module that "
+                "reads them",
+            )
+        else:
+            kind, why = (
+                "never called",
+                "it is never called: another method runs it, or a branch in Python "
+                "isn't taken",
+            )
+        missing.append(Missing(key, known.class_name(key), kind, why))
+    return missing
+
+
+def _no_such_name(key: str, names: Sequence[str], hides: str | None) -> str:
+    if hides is not None:
+        return f"it occurs inside of {hides} only, whose rule stands in its place"
+    name = key.rpartition("/")[2]
+    return f"nothing in the forward pass has this name; nearest: {nearest(name, names)}"

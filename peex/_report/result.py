@@ -1,0 +1,294 @@
+"""What a report holds, and how it is shown."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+
+from .._wrappers.budget import num_bytes
+from .parameters import HasParameters, Parameter, parameter_notes, parameters_dict
+from .table import Column, plural, Shown, shown_arrays, shown_bytes, shown_count, Table
+
+
+class Axis(NamedTuple):
+    """A leading axis of a log: `kind` is `"device"`, `"step"` or `"batch"`."""
+
+    kind: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call(HasParameters):
+    """One call of one site.
+
+    - `key`, `site`, `number`: its key in a log, as `"cell#2"`; the key of the site,
+        `"cell"`; and the number of the call, 2 (0 for the first).
+    - `is_inside`: whether it is a value inside of a module, rather than its output.
+    - `class_name`: of the module; `"value"` for a value inside of one.
+    - `inputs`: the pair `(args, kwargs)` of one example at one step, as a pytree of
+        `jax.ShapeDtypeStruct`s (`None` for what isn't an array). `None` if it isn't
+        known.
+    - `outputs`: the output, likewise.
+    - `axes`: the axes that the output gains in a log, in their order.
+    - `log`: the output with these axes, as `px.IdentityLog` records it.
+    - `when`: `"always"`; `"conditional"`, in a branch of a `cond` or `switch`; or
+        `"last of many"`, in a `while` loop, of which a log holds the last iteration.
+        How often it was, if not always, is in `log.counts`.
+    - `parameters`: the arrays in the module.
+    - `flops`: over all axes, with the calls inside, and with the derivatives of both
+        where the model itself takes these; in a `while`, of one iteration.
+        `None` where JAX has rewritten the branch or loop around it, to batch it. The
+        formulas are those of [`peex.Report`][].
+    - `children`: the calls inside, in the order in which they begin.
+    """
+
+    key: str
+    site: str
+    number: int
+    is_inside: bool
+    class_name: str
+    inputs: Any
+    outputs: Any
+    axes: tuple[Axis, ...]
+    log: Any
+    when: str
+    parameters: tuple[Parameter, ...]
+    flops: int | None
+    children: tuple["Call", ...]
+
+    @property
+    def log_bytes(self) -> int:
+        """What the output would take in a log."""
+        return num_bytes(self.log)
+
+    def walk(self) -> Iterator["Call"]:
+        """This call and all inside, outer ones first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def __repr__(self) -> str:
+        return f"<call {self.key}: {self._flow()}>"
+
+    def __str__(self) -> str:
+        return str(Tree((self,)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of [`peex.Report`][]; the calls inside by their keys."""
+        return {
+            "key": self.key,
+            "site": self.site,
+            "number": self.number,
+            "class": self.class_name,
+            "inputs": _arrays(self.inputs),
+            "outputs": _arrays(self.outputs),
+            "axes": [list(axis) for axis in self.axes],
+            "when": self.when,
+            "parameters": self.parameter_count,
+            "parameter_bytes": self.parameter_bytes,
+            "log_bytes": self.log_bytes,
+            "flops": self.flops,
+            "children": [child.key for child in self.children],
+        }
+
+    @property
+    def shown_inputs(self) -> str:
+        return "?" if self.inputs is None else shown_arrays(self.inputs)
+
+    def _flow(self) -> str:
+        outputs = shown_arrays(self.outputs)
+        return outputs if self.is_inside else f"{self.shown_inputs} -> {outputs}"
+
+    def _axes(self) -> str:
+        shown = [f"{kind} {size}" for kind, size in self.axes]
+        return ", ".join([*shown, *([] if self.when == "always" else [self.when])])
+
+
+def _arrays(tree: Any) -> list[dict[str, Any]] | None:
+    if tree is None:
+        return None
+    leaves = jtu.tree_leaves(tree)
+    return [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in leaves]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tree:
+    """Calls within calls. Iterates over all of them, outer ones first; printed, the
+    calls indented as they are nested.
+    """
+
+    children: tuple[Call, ...]
+
+    def __iter__(self) -> Iterator[Call]:
+        for child in self.children:
+            yield from child.walk()
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+
+        def show(call: Call, depth: int) -> None:
+            times = f"  [{call._axes()}]" if call._axes() else ""
+            name = f"{'  ' * depth}{call.key} ({call.class_name})"
+            lines.append(f"{name}: {call._flow()}{times}")
+            for child in call.children:
+                show(child, depth + 1)
+
+        for child in self.children:
+            show(child, 0)
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """A site of which no log will hold anything.
+
+    - `kind`: `"never called"`, `"read"` (its parameters are read without a call),
+        `"static"` (in a static field), `"rule"` (only inside a derivative rule),
+        `"no such name"` (of a value inside of a module) or `"lost"` (its values can't
+        be brought out).
+    - `why`: the same in words.
+    """
+
+    key: str
+    class_name: str
+    kind: str
+    why: str
+
+
+class Report(HasParameters, Shown):
+    """What a call of a model has to hook; made by [`peex.report`][].
+
+    Printed, it is a table of the entries, with totals. `report[key]` is any call, of
+    the entries or the tree.
+
+    FLOPs are counted from shapes: `2 * M * N * K` for a matrix product, for each batch
+    index; 2 for each term of a convolution; 1 for each element that a reduction reads,
+    or that any other floating point operation returns; 0 for what only moves or casts.
+    A `scan` counts times its length, a `cond` as its most expensive branch, a `while`
+    as one iteration.
+
+    **Attributes:**
+
+    - `entries`: a dict from keys to calls: the sites that `where` chose, in the order
+        of a log.
+    - `tree`: the calls of these, and of all callable modules, within each other; its
+        `children` are those that are in no other call.
+    - `missing`: a dict from keys to what didn't run, or can't be brought out, each with
+        its `why`.
+    - `parameters`: all arrays of the model, each once, with its `uses`.
+    - `flops`: of the whole call.
+    - `uncounted`: the names of operations in it whose FLOPs aren't counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        entries: dict[str, Call],
+        tree: Tree,
+        missing: dict[str, Missing],
+        parameters: tuple[Parameter, ...],
+        flops: int,
+        uncounted: tuple[str, ...],
+    ):
+        self.entries = entries
+        self.tree = tree
+        self.missing = missing
+        self.parameters = parameters
+        self.flops = flops
+        self.uncounted = uncounted
+        self._calls = {call.key: call for call in tree}
+
+    def __getitem__(self, key: str) -> Call:
+        if key in self._calls:
+            return self._calls[key]
+        from .._sites.patterns import nearest
+
+        if key in self.missing:
+            raise KeyError(f"{key!r} has no call: {self.missing[key].why}.")
+        raise KeyError(
+            f"{key!r} isn't a call of this report. Nearest: {nearest(key, self._calls)}"
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._calls
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys of the entries."""
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def log_bytes(self) -> int:
+        """What a log of the values of all entries would take."""
+        return sum(call.log_bytes for call in self.entries.values())
+
+    def diff(self, other: "Report") -> Any:
+        """What is different in another report: see [`peex.ReportDiff`][]."""
+        from .diff import diff
+
+        return diff(self, other)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as dicts, lists, strings and numbers, as for JSON."""
+        return {
+            "entries": list(self.entries),
+            "calls": [call.to_dict() for call in self.tree],
+            "missing": [dataclasses.asdict(m) for m in self.missing.values()],
+            "parameters": parameters_dict(self.parameters),
+            "parameter_count": self.parameter_count,
+            "parameter_bytes": self.parameter_bytes,
+            "log_bytes": self.log_bytes,
+            "flops": self.flops,
+            "uncounted": list(self.uncounted),
+        }
+
+    def __repr__(self) -> str:
+        missing = f", {len(self.missing)} missing" if self.missing else ""
+        return f"<Report: {plural(len(self), 'call')}{missing}>"
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        # Only treescope itself calls this.
+        from treescope import repr_lib  # pyright: ignore[reportMissingImports]
+
+        shown = {"entries": self.entries, "missing": self.missing}
+        return repr_lib.render_object_constructor(
+            type(self), shown, path, subtree_renderer
+        )
+
+    def _table(self) -> Table:
+        columns = (
+            Column("site", flexible=True),
+            Column("class", flexible=True),
+            Column("input -> output", flexible=True),
+            Column("axes", flexible=True),
+            Column("params", right=True),
+            Column("log", right=True),
+            Column("FLOPs", right=True),
+        )
+        shared = {p for p in self.parameters if len(p.uses) > 1}
+        rows = [
+            (
+                call.key,
+                call.class_name,
+                call._flow(),
+                call._axes(),
+                shown_count(call.parameter_count)
+                + ("*" if shared.intersection(call.parameters) else ""),
+                shown_bytes(call.log_bytes),
+                "?" if call.flops is None else shown_count(call.flops),
+            )
+            for call in self.entries.values()
+        ]
+        missing = self.missing.values()
+        flops = f"{shown_count(self.flops)} FLOPs"
+        if self.uncounted:
+            flops += f" (not counted: {', '.join(self.uncounted)})"
+        notes = [
+            f"{plural(len(self), 'call')}, log {shown_bytes(self.log_bytes)}, {flops}",
+            *parameter_notes(self.parameters),
+            *(f"missing: {m.key} ({m.class_name}): {m.why}" for m in missing),
+        ]
+        return Table(columns, rows, notes)

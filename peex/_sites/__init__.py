@@ -1,0 +1,3 @@
+"""The structure of a model, and choosing places in it. Nothing here runs a model, or
+puts anything into it.
+"""

@@ -1,0 +1,102 @@
+"""Patterns: which keys they match, and which hook or log acts at a key by them."""
+
+import difflib
+import fnmatch
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
+
+from .._errors import SiteNotFoundError
+from .keys import Key, split, split_call, split_method
+
+
+def nearest(key: str, keys: Iterable[str], n: int = 5) -> str:
+    """The keys most like `key`, for an error message."""
+    keys = list(keys)
+    close = difflib.get_close_matches(key.replace("*", ""), keys, n=n, cutoff=0.3)
+    return ", ".join(repr(k) for k in (close or keys[:n])) or "(there are none)"
+
+
+def splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
+    """Where a pattern may end and the name of a value inside begin. A key of a dict may
+    hold slashes itself.
+    """
+    for i, character in enumerate(pattern):
+        if character == "/":
+            name, _, index = pattern[i + 1 :].rpartition("#")
+            if name and index.isdigit():
+                yield pattern[:i], name, int(index)
+            elif pattern[i + 1 :]:
+                yield pattern[:i], pattern[i + 1 :], None
+
+
+def matches(pattern: Key, key: Key) -> bool:
+    """Whether a dotted pattern, in components, matches a key."""
+    if not pattern:
+        return not key
+    head, *rest = pattern
+    tail = tuple(rest)
+    if head == "**":
+        return any(matches(tail, key[i:]) for i in range(len(key) + 1))
+    if not key or not (key[0] == head or fnmatch.fnmatchcase(key[0], head)):
+        return False
+    return matches(tail, key[1:])
+
+
+def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
+    """What acts at one key, as `assign` says."""
+    if not isinstance(fn, dict):
+        return None if fn is None else what
+    for pattern, one in fn.items():
+        if key_matches(pattern, key, suffix):
+            return None if one is None else f"{what}[{pattern!r}]"
+    return None
+
+
+def assign(
+    what: str, fn: Any, keys: Mapping[str, str], probed: Container[str] = ()
+) -> dict[str, str | None]:
+    """Which hook or log acts at which key, by name (see `named` in `_wrappers/plan.py`). `keys`
+    has with each what is behind the key of its module (see `Chosen.suffix`). Of a
+    dict by pattern the first match wins; its value may be `None`, for nothing.
+
+    **Raises:** `SiteNotFoundError` where a pattern matches none of the chosen sites,
+    unless it is one of `probed`, for values that are met in a run only.
+    """
+    for pattern in fn if isinstance(fn, dict) else ():
+        found = any(key_matches(pattern, k, suffix) for k, suffix in keys.items())
+        if not found and pattern not in probed:
+            raise SiteNotFoundError(
+                f"The pattern {pattern!r} of `{what}` matches none of the chosen "
+                f"sites. Nearest keys: {nearest(pattern, keys)}. If it is another "
+                "place of the model, name it in `where` too, as in "
+                f"`where={list(fn)!r}`."
+            )
+    return {k: first_match(what, fn, k, suffix) for k, suffix in keys.items()}
+
+
+def key_matches(pattern: str, key: str, suffix: str) -> bool:
+    """Whether a pattern matches a key, which ends with `suffix` if it is that of a
+    value inside of a module.
+    """
+    if pattern == key:
+        return True
+    if not suffix:
+        return _module_matches(pattern, key)
+    module = key.removesuffix(suffix)
+    ends = {suffix, suffix.partition("#")[0]}
+    return any(
+        any(fnmatch.fnmatchcase(end, pattern[i:]) for end in ends)
+        and _module_matches(pattern[:i], module)
+        for i, character in enumerate(pattern)
+        if character == "/"
+    )
+
+
+def _module_matches(pattern: str, key: str) -> bool:
+    if pattern == key:
+        return True
+    (pattern, call), (key, key_call) = split_call(pattern), split_call(key)
+    path, method = split_method(pattern)
+    key_path, key_method = split_method(key)
+    same = method == key_method and call in (None, key_call)
+    return same and (path == key_path or matches(split(path), split(key_path)))

@@ -1,0 +1,332 @@
+"""Choosing sites: from what a user writes as `where` to the keys of a model.
+
+Everything here looks at the structure of the model alone, when the wrapper is built, so
+that what matches nothing is an error at once.
+"""
+
+import dataclasses
+import fnmatch
+import functools as ft
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from .._engine.site import suffix_of
+from .._errors import SiteNotFoundError
+from .keys import Key, split, split_call, split_method
+from .patterns import key_matches, matches, nearest, splits
+from .walk import children, is_array, is_function, is_module, stands_in, unwrap
+
+
+class Place(NamedTuple):
+    """Somewhere in a model where a hook can be put.
+
+    - `called`: whether it is a module that can be called (the model itself: by its
+        entry).
+    - `is_leaf`: whether no such module is inside.
+    """
+
+    key: Key
+    node: Any
+    called: bool
+    is_leaf: bool
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.key) or "."
+
+
+def static_modules(model: Any) -> list[Place]:
+    """The leaf modules in static fields, which JAX (and so a hook) doesn't see into."""
+    found: list[Place] = []
+
+    def visit(key: Key, node: Any) -> None:
+        if isinstance(node, eqx.Module) and not stands_in(node):
+            for field in dataclasses.fields(node):
+                if field.metadata.get("static", False) and hasattr(node, field.name):
+                    value = getattr(node, field.name)
+                    found.extend(
+                        p._replace(key=(*key, field.name, *p.key))
+                        for p in places(value, "__call__")
+                        if p.is_leaf
+                    )
+        parts = children(key, node)
+        for k, child in parts[0] if parts is not None else ():
+            visit(k, child)
+
+    visit((), model)
+    return found
+
+
+def places(model: Any, root_method: str) -> list[Place]:
+    """All modules and functions of a model, parents first."""
+    found: list[Place] = []
+
+    def visit(key: Key, node: Any) -> bool:
+        if is_array(node):
+            return False
+        here = len(found)
+        parts = children(key, node)
+        callable_inside = False
+        if parts is not None:
+            for k, child in parts[0]:
+                callable_inside |= visit(k, child)
+        callable_ = is_module(node)
+        module = callable_ or (isinstance(node, eqx.Module) and not stands_in(node))
+        entry = module and key == () and root_method != "__call__"
+        if callable_ or entry:
+            found.insert(here, Place(key, node, True, not callable_inside))
+            return True
+        if module or is_function(node):
+            # Not a site by itself; but a method of it may be, or the function.
+            found.insert(here, Place(key, node, False, False))
+        return callable_inside
+
+    visit((), model)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """One chosen site: a module (or function) and its method; or a named value inside
+    of that, and which one of its name (`None`: all). `call` is which further call of it
+    (`None`: all).
+    """
+
+    place: str
+    method: str
+    inside: str | None = None
+    index: int | None = None
+    call: int | None = None
+
+    def key(self, root_method: str) -> str:
+        """What was asked for."""
+        call = "" if self.call is None else f"#{self.call}"
+        return f"{self.module_key(root_method)}{call}{self.suffix}"
+
+    def module_key(self, root_method: str) -> str:
+        """The key of the module."""
+        if self.method == "__call__" or (
+            self.place == "." and self.method == root_method
+        ):
+            return self.place
+        return f"{self.place}:{self.method}"
+
+    def site_key(self, root_method: str) -> str:
+        """The key of its site, which is that of all calls."""
+        return f"{self.module_key(root_method)}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        return "" if self.inside is None else suffix_of(self.inside, self.index)
+
+    @property
+    def value(self) -> tuple[str, int | None] | None:
+        """The value inside, as a site says it."""
+        return None if self.inside is None else (self.inside, self.index)
+
+    def names(self, name: str, index: int | None = None) -> bool:
+        """Whether it is a value inside, of this name, and this one of its name."""
+        if self.inside is None or not fnmatch.fnmatchcase(name, self.inside):
+            return False
+        return None in (index, self.index) or index == self.index
+
+
+def select(
+    model: Any, where: Any, root_method: str
+) -> tuple[tuple[Chosen, ...], tuple[tuple[str, tuple[Chosen, ...]], ...]]:
+    """The sites that `where` chooses, in the order of the model, and for each thing
+    that was asked for explicitly, what it chose (so that it can be checked to fire).
+
+    **Raises:** `SiteNotFoundError` where a part of `where` chooses nothing.
+    """
+    all_places = places(model, root_method)
+    listed = [where] if isinstance(where, type) else where
+    listed = listed if isinstance(listed, list | tuple | set | frozenset) else []
+    classes = {part.__name__: part for part in listed if isinstance(part, type)}
+    if where is None:
+        chosen = [default_of(p, root_method) for p in all_places if p.is_leaf]
+        return tuple(chosen), ()
+    if isinstance(where, str):
+        groups = [(where, _by_pattern(all_places, where, root_method))]
+    elif isinstance(where, type):
+        groups = [(where.__name__, _by_class(all_places, where, root_method))]
+    elif isinstance(where, list | tuple | set | frozenset):
+        groups = []
+        for part in where:
+            if not isinstance(part, str | type):
+                raise TypeError(
+                    "`where` is a pattern, a class, a list of these, or a function "
+                    f"from the model to its nodes; got a list with {part!r} in it."
+                )
+            if isinstance(part, str):
+                groups.append((part, _by_pattern(all_places, part, root_method)))
+            else:
+                chosen = _by_class(all_places, part, root_method)
+                groups.append((part.__name__, chosen))
+    elif callable(where):
+        groups = _by_function(all_places, where, model, root_method)
+    else:
+        raise TypeError(
+            "`where` is a pattern, a class, a list of these, or a function from the "
+            f"model to its nodes; got {where!r}."
+        )
+    if not groups:
+        raise SiteNotFoundError(
+            "`where` is empty, so it matches nothing in the model. `where=None` "
+            "chooses all leaf modules."
+        )
+    for name, chosen in groups:
+        if not chosen:
+            raise SiteNotFoundError(_not_found(name, all_places, model, classes))
+    wanted = {c for _, chosen in groups for c in chosen}
+    # What is wanted of all calls isn't wanted of one of them once more.
+    wanted = {
+        c for c in wanted if dataclasses.replace(c, call=None) not in wanted - {c}
+    }
+    order = {p.name: i for i, p in enumerate(all_places)}
+    ordered = sorted(
+        wanted, key=lambda c: (order[c.place], c.method, c.suffix, c.call or 0)
+    )
+    return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
+
+
+def _not_found(
+    name: str, all_places: list[Place], model: Any, classes: Mapping[str, type]
+) -> str:
+    pattern = split(name)
+    for place in static_modules(model):
+        if matches(pattern, place.key) or isinstance(place.node, classes.get(name, ())):
+            return (
+                f"`where={name!r}` matches the module {place.name!r}, but this is in a "
+                "static field, which JAX and so a hook doesn't see into. Declare the "
+                "field without `eqx.field(static=True)`."
+            )
+    keys = [p.name for p in all_places if p.called or is_function(p.node)]
+    return (
+        f"`where={name!r}` matches nothing in the model. Nearest keys: "
+        f"{nearest(name, keys)}. A pattern is a dotted path in which `*` stands for "
+        "one component and `**` for any number, as in 'layers.*.attn'; `where='**'` "
+        "is every callable module, and 'attn/softmax' a value inside of one."
+    )
+
+
+def default_of(place: Place, root_method: str) -> Chosen:
+    """A place, by the method that is called."""
+    return Chosen(place.name, root_method if place.key == () else "__call__")
+
+
+def _by_class(all_places: list[Place], cls: Any, root_method: str) -> list[Chosen]:
+    return [
+        default_of(p, root_method)
+        for p in all_places
+        if isinstance(p.node, cls) and p.called
+    ]
+
+
+def _by_function(
+    all_places: list[Place], where: Callable, model: Any, root_method: str
+) -> list[tuple[str, list[Chosen]]]:
+    # Called on a copy in which no two places share an object: as with
+    # `equinox.tree_at`, one of two tied layers, or of two equal activations, can be
+    # named. Nodes that were found in the model itself are known too.
+    model = unwrap(model)
+    copy = jtu.tree_map(lambda x: ft.partial(x) if is_function(x) else x, model)
+    copies = places(copy, root_method)
+    nodes = where(copy)
+    if not isinstance(nodes, list | tuple):
+        nodes = [nodes]
+    groups = []
+    for i, node in enumerate(nodes):
+        at = [c.node is node for c in copies]
+        if not any(at):
+            at = [p.node is node for p in all_places]
+        chosen = [
+            default_of(p, root_method)
+            for p, here in zip(all_places, at, strict=True)
+            if here and (p.called or is_function(p.node))
+        ]
+        if not chosen:
+            raise SiteNotFoundError(
+                f"Node {i} that `where` returned, of type {type(node).__name__}, isn't "
+                "a callable module or a function of the model. Return nodes of the "
+                "model itself, as in `where=lambda m: [m.layers[0], m.head]`."
+            )
+        groups.append((chosen[0].key(root_method), chosen))
+    return groups
+
+
+def _by_pattern(
+    all_places: list[Place], pattern: str, root_method: str
+) -> list[Chosen]:
+    chosen = _calls_by_pattern(all_places, pattern, root_method)
+    for around, name, index in splits(pattern):
+        if chosen:
+            break
+        modules = _calls_by_pattern(all_places, around, root_method)
+        chosen = [Chosen(m.place, m.method, name, index, m.call) for m in modules]
+    return chosen
+
+
+def _calls_by_pattern(
+    all_places: list[Place], pattern: str, root_method: str
+) -> list[Chosen]:
+    """Modules; or, as in `"cell#1"`, one further call of each."""
+    chosen = _modules_by_pattern(all_places, pattern, root_method)
+    module, call = split_call(pattern)
+    if chosen or call is None:
+        return chosen
+    modules = _modules_by_pattern(all_places, module, root_method)
+    return [dataclasses.replace(m, call=call) for m in modules]
+
+
+def _modules_by_pattern(
+    all_places: list[Place], pattern: str, root_method: str
+) -> list[Chosen]:
+    for place in all_places:
+        # A key as it is listed is that place, whatever signs it holds.
+        method = pattern.removeprefix(f"{place.name}:")
+        if pattern == place.name and (place.called or is_function(place.node)):
+            return [default_of(place, root_method)]
+        if method != pattern and _has_method(place, method):
+            return [Chosen(place.name, method)]
+    path, method = split_method(pattern)
+    parts = split(path)
+    chosen = []
+    for place in all_places:
+        if not matches(parts, place.key):
+            continue
+        if method:
+            if _has_method(place, method):
+                chosen.append(Chosen(place.name, method))
+        elif place.called:
+            chosen.append(default_of(place, root_method))
+        elif is_function(place.node) and parts and parts[-1] not in ("*", "**"):
+            # Functions are sites only where they are named.
+            chosen.append(default_of(place, root_method))
+    return chosen
+
+
+def _has_method(place: Place, method: str) -> bool:
+    is_module = isinstance(place.node, eqx.Module)
+    return is_module and callable(getattr(type(place.node), method, None))
+
+
+def probe_patterns(
+    model: Any, fn: Any, keys: Mapping[str, str], root_method: str
+) -> list[str]:
+    """The patterns of a dict of hooks or logs that only probes can match."""
+    if not isinstance(fn, dict):
+        return []
+    all_places = places(model, root_method)
+    return [
+        pattern
+        for pattern in fn
+        if not any(key_matches(pattern, k, suffix) for k, suffix in keys.items())
+        and any(
+            _modules_by_pattern(all_places, around, root_method)
+            for around, _, _ in splits(pattern)
+        )
+    ]

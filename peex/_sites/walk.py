@@ -1,0 +1,118 @@
+"""Walking a model one level at a time, with the keys that its places have.
+
+Choosing sites and putting them in both walk like this, so they agree on every name.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .. import _compat
+from .keys import components, Key
+
+
+def children(
+    key: Key, node: Any
+) -> tuple[list[tuple[Key, Any]], Callable[[Sequence[Any]], Any]] | None:
+    """The children of a pytree node with their keys, and a function that rebuilds the
+    node from such children. `None` for a leaf.
+
+    A wrapper of Equinox's that stands for a module passes its own key on to it. So do
+    peex's own, whose other children (hooks are modules too) aren't part of the model.
+    """
+    kind = _kind(node)
+    if kind.array:
+        return None  # known without asking JAX
+    found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if len(found) == 1 and found[0][1] is node:
+        return None
+    inside = _stood_for(node) if kind.stands_in else None
+    if inside is not None:
+        wrapped, rewrap = inside
+        return [(key, wrapped)], lambda new: rewrap(new[0])
+    names = components([entry for (entry,), _ in found])
+    parts = [((*key, *n), child) for n, (_, child) in zip(names, found, strict=True)]
+    return parts, treedef.unflatten
+
+
+class _Kind(NamedTuple):
+    """What can be told of a node from its class."""
+
+    array: bool
+    module: bool
+    stands_in: bool  # perhaps: a wrapper of Equinox's needn't hold a module
+    callable_: bool
+
+
+_kinds: weakref.WeakKeyDictionary[type, _Kind] = weakref.WeakKeyDictionary()
+
+
+def _kind(node: Any) -> _Kind:
+    cls = type(node)
+    kind = _kinds.get(cls)
+    if kind is None:
+        ours = issubclass(cls, AbstractWrapper)
+        kind = _kinds[cls] = _Kind(
+            issubclass(cls, jax.Array | np.ndarray),
+            issubclass(cls, eqx.Module),
+            ours or _compat.may_stand_for(cls),
+            callable(node),
+        )
+    return kind
+
+
+def _stood_for(node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    if isinstance(node, AbstractWrapper):
+        return node.model, lambda new: with_model(node, new)
+    return _compat.stood_for(node)
+
+
+class AbstractWrapper(eqx.Module):
+    """A wrapper of peex's: stands for its `model`."""
+
+    model: eqx.AbstractVar[Any]
+    plan: eqx.AbstractVar[Any]
+
+
+def with_model(wrapper: AbstractWrapper, model: Any) -> Any:
+    """A copy of a wrapper around another model of the same structure of sites."""
+    leaves, treedef = jtu.tree_flatten(wrapper, is_leaf=lambda x: x is not wrapper)
+    leaves = [model if x is wrapper.model else x for x in leaves]
+    return treedef.unflatten(leaves)
+
+
+def unwrap(model: Any) -> Any:
+    """The model inside of peex's wrappers, which `where` functions are given."""
+    while isinstance(model, AbstractWrapper):
+        model = model.model
+    return model
+
+
+def is_array(node: Any) -> bool:
+    return _kind(node).array
+
+
+def is_module(node: Any) -> bool:
+    """A module that can be called, and doesn't only stand for another."""
+    kind = _kind(node)
+    return kind.module and kind.callable_ and not stands_in(node)
+
+
+def stands_in(node: Any) -> bool:
+    """A wrapper that passes its key on to what it wraps."""
+    return _kind(node).stands_in and _stood_for(node) is not None
+
+
+def is_function(node: Any) -> bool:
+    """A leaf that is a function, as the activation of an MLP is."""
+    return (
+        callable(node)
+        and not _kind(node).module
+        and not isinstance(node, type)
+        and jtu.all_leaves([node])
+    )

@@ -1,0 +1,224 @@
+"""The backward wrapper: cotangents, logged and changed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+
+from .. import _compat
+from .._engine.lift import zeros
+from .._engine.site import Ask
+from .._engine.values import eval_shape
+from .._errors import LogShapeError, NotInitialisedError
+from .._hooks.hooks import IdentityHook
+from .._hooks.log_fns import IdentityLog
+from .._log import buffers_of, Log, Numbering, pack, shown, shown_as
+from .._sites.walk import AbstractWrapper
+from .hook_collector import HookCollector
+from .plan import Method, Plan, plan
+from .run import run
+
+
+class _Backward(HookCollector):
+    """Answers with the buffers of the log too. Without a log, makes zeros of the shapes
+    that are asked for; `made` is the log that this call has asked for.
+    """
+
+    def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
+        super().__init__(hook_fn, log_fn)
+        self.log = log
+        self.made: dict[str, Any] = {}
+        self._number_log = Numbering()
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        if info.slot != "log":
+            return super().supply(info)
+        self.heard.add(info.site.key)
+        self.calls[info.site.key, info.site.call] += 1
+        if info.site.log is None:
+            return []
+        key = self._number_log(info.site)
+        if key is None:
+            return [zeros(s) for s in info.shapes]
+        if self.log is None:
+            buffers = [zeros(s) for s in info.shapes]
+        else:
+            buffers = self._buffers(key, info)
+        # One that is the same on all devices gets the sum over these.
+        buffers = _compat.as_varying(buffers, info.varying)
+        self.made[key] = pack(info.treedef, info.dtypes, buffers)
+        return buffers
+
+    def _buffers(self, key: str, info: Ask) -> list[Any]:
+        assert self.log is not None
+        again = (
+            "Call `.init(...)` again with arguments like those of this call: "
+            "`hooked = hooked.init(x)`."
+        )
+        if key not in self.log:
+            raise LogShapeError(
+                f"The site {key!r} runs in this call, but the log of this BackwardHook "
+                f"was initialised for a call in which it didn't. {again}"
+            )
+        entry = self.log.raw(key)
+        expected = shown(entry)
+        got = shown_as(info.treedef, info.dtypes, [s.shape for s in info.shapes])
+        if expected != got:
+            raise LogShapeError(
+                f"The log of the site {key!r} was initialised for {expected}; this "
+                f"call would log {got}. {again}"
+            )
+        return buffers_of(entry)
+
+
+class BackwardHook(AbstractWrapper):
+    """Wraps a model so that its gradient brings back the cotangents that its parts
+    receive, or so that these are changed on their way.
+
+    Called, it returns the model's output alone. The log comes as the gradient with
+    respect to the wrapper's own `log`, which is why its shapes must be known: call
+    `init` first. [`peex.value_and_grad`][] does all this in one call.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        import peex as px
+
+        mlp = eqx.nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+        x = jnp.ones(2)
+        hooked = px.BackwardHook(mlp).init(x)
+
+        @eqx.filter_jit
+        @eqx.filter_value_and_grad
+        def loss_and_grads(hooked, x):
+            return jnp.mean(hooked(x) ** 2)
+
+        loss, grads = loss_and_grads(hooked, x)
+        grads.model  # the gradient of the model
+        grads.log["layers.0"].shape  # (8,): the cotangent of that layer's output
+        ```
+
+    What JAX sums, is summed: under a `jax.vmap` around the wrapper, with the wrapper
+    closed over, the log holds the sum over the batch. For cotangents per example, put
+    the `vmap` inside: `BackwardHook(eqx.filter_vmap(model))`, or a `method`.
+    """
+
+    model: Any
+    hook_fn: Any
+    log_fn: Any
+    log: Log | None
+    plan: Plan = eqx.field(static=True)
+
+    def __init__(
+        self,
+        model: Any,
+        hook_fn: Any = IdentityHook(),
+        log_fn: Any = IdentityLog(),
+        *,
+        where: Any = None,
+        pre_hook: bool = False,
+        with_kwargs: bool = False,
+        method: Method = "__call__",
+        log: Log | None = None,
+    ):
+        """**Arguments:**
+
+        As for [`peex.ForwardHook`][], apart from these:
+
+        - `hook_fn`: acts on the cotangent of a module's output (or, for a pre hook, on
+            those of its positional arguments).
+        - `log_fn`: sees the cotangent that `hook_fn` returned. What it returns may be
+            integers or booleans too.
+        - `log`: the log to start from; usually made by `init`.
+
+        What has no cotangent in a value (integers, random keys, functions) is `None`.
+        """
+        # First: it refuses what no module could hold.
+        self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
+        self.model = model
+        self.hook_fn = hook_fn
+        self.log_fn = log_fn
+        self.log = log
+
+    def init(self, /, *args: Any, **kwargs: Any) -> "BackwardHook":
+        """Finds the shapes of the log, by tracing a call (nothing is computed).
+
+        **Arguments:**
+
+        Arguments like those of the call: arrays, or `jax.ShapeDtypeStruct`s.
+
+        **Returns:**
+
+        A copy of the wrapper, with a log of zeros.
+        """
+
+        def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
+            _, collector = _run(hooked, None, args, kwargs)
+            return Log(collector.made)
+
+        try:
+            shapes = eval_shape(log, self, args, kwargs)
+        except _compat.VALUE_ERRORS as error:
+            error.add_note(
+                "`px.BackwardHook.init` traces the call, as `jax.jit` does, to find "
+                "the shapes of the log: the model's Python can't look at the values of "
+                "arrays there. Write `jax.lax.cond` or `jnp.where` for a branch on "
+                "them."
+            )
+            raise
+        log_ = jtu.tree_map(zeros, shapes)
+        is_log = lambda x: x is None or isinstance(x, Log)
+        return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on these arguments.
+
+        **Returns:**
+
+        The model's output.
+
+        **Raises:**
+
+        [`peex.NotInitialisedError`][] without a log; [`peex.LogShapeError`][] if the
+        log was initialised for another call; and as [`peex.ForwardHook`][].
+        """
+        if self.log is None and self.plan.logs:
+            raise NotInitialisedError(
+                f"This BackwardHook, the one around {_described(self.model)}, logs, "
+                "so it must know the shapes of its log before it is called: write "
+                "`hooked = px.BackwardHook(model).init(x)` with arguments like those "
+                "of the call (arrays or `jax.ShapeDtypeStruct`s). If you don't want a "
+                "log, write `log_fn=None`."
+            )
+        out, collector = _run(self, self.log or Log(), args, kwargs)
+        # Without jit, a branch that isn't taken doesn't even run.
+        if self.log is not None and not getattr(jax.config, "jax_disable_jit"):  # noqa: B009
+            missing = [k for k in self.log if k not in collector.made]
+            if missing:
+                raise LogShapeError(
+                    f"The log of this BackwardHook was initialised for a call in which "
+                    f"the site {missing[0]!r} runs, but in this call it didn't. Call "
+                    "`.init(...)` again with arguments like those of this call."
+                )
+        return out
+
+
+def _described(model: Any) -> str:
+    around = ""
+    while isinstance(model, AbstractWrapper):
+        around += f"a {type(model).__name__} around "
+        model = model.model
+    return f"{around}a {type(model).__name__}"
+
+
+# No method: Equinox makes a module of each that is looked up, which takes long.
+def _run(
+    hooked: BackwardHook, log: Log | None, args: Any, kwargs: Any
+) -> tuple[Any, _Backward]:
+    make = lambda: _Backward(hooked.hook_fn, hooked.log_fn, log)
+    return run(hooked.plan, hooked.model, make, True, args, kwargs)

@@ -1,0 +1,72 @@
+"""What listens to the sites of a wrapper, and answers with what its hooks hold."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import _compat
+from .._engine.active_calls import next_depth
+from .._engine.collector import Collector
+from .._engine.lift import zeros
+from .._engine.site import Ask, freeze, Frozen, Tap
+from .._hooks.hooks import IdentityHook
+from .._hooks.step_hooks import AbstractIndexedHook, OnlyIf
+from .._log import Numbering
+from .plan import named
+
+
+class HookCollector(Collector):
+    """Collects for a wrapper, and answers with what its hooks hold.
+
+    - `frozen`: the hooks and logs by name, without their arrays.
+    - `calls`: how many calls of each site were heard of.
+    """
+
+    def __init__(self, hook_fn: Any, log_fn: Any):
+        super().__init__(next_depth())
+        self.fns = {"hook_fn": hook_fn, "log_fn": log_fn}
+        self.frozen: dict[str, Frozen] = {}
+        self.indexed: dict[str, AbstractIndexedHook] = {}
+        self._arrays: dict[str, list[Any]] = {}
+        self._number = Numbering()
+        self.calls: collections.Counter[tuple[str, int | None]] = collections.Counter()
+        for name, fn in [*named("hook_fn", hook_fn), *named("log_fn", log_fn)]:
+            if isinstance(fn, AbstractIndexedHook):
+                self.indexed[name] = fn
+                fn = fn.local
+            if type(fn) is not IdentityHook:
+                self.frozen[name], self._arrays[name] = freeze(name, fn)
+
+    def of_one_call(self, name: str) -> Frozen:
+        """A hook that acts in one call of its module only."""
+        short = f"{name}, in one call"
+        if short not in self._arrays:
+            hook = self.frozen[name].thaw(self._arrays[name])
+            self.frozen[short], self._arrays[short] = freeze(short, OnlyIf(hook))
+        return self.frozen[short]
+
+    def record(self, info: Tap, arrays: list[Any]) -> None:
+        super().record(info, arrays)
+        self.calls[info.site.key, info.site.call] += 1
+
+    def supply(self, info: Ask) -> Sequence[Any]:
+        if info.shared:
+            return self._arrays[info.slot]
+        site = info.site
+        self.heard.add(site.key)
+        assert site.hook is not None
+        key = self._number(site)
+        shapes = info.shapes
+        data: list[Any] = []
+        name = site.hook.name
+        if site.call is not None:
+            name = name.removesuffix(", in one call")
+            acts = jnp.full(shapes[0].shape, key is not None)
+            data, shapes = [acts], shapes[1:]
+        if name in self.indexed and key is not None:
+            data += self.indexed[name].data(key, shapes, info.axes)
+        else:
+            data += [zeros(s) for s in shapes]
+        return _compat.as_varying(data, info.varying)

@@ -1,0 +1,123 @@
+"""The sites of one call, by module and method: what the plan of a wrapper says, with
+the hooks and logs of the call.
+"""
+
+import dataclasses
+import functools as ft
+from collections.abc import Sequence
+from typing import Any
+
+from .._engine.site import Path, Site, suffix_of
+from .._sites.patterns import first_match
+from .._sites.select import Chosen, places
+from .._sites.stacked import grouped, Prefix
+from .hook_collector import HookCollector
+from .plan import Plan
+
+
+Sites = dict[str, dict[str, tuple[Site | Path, ...]]]
+
+
+@dataclasses.dataclass
+class SiteMaker:
+    """Makes the sites of one run."""
+
+    plan: Plan
+    collector: HookCollector
+    backward: bool
+
+    def __call__(
+        self,
+        key: str,
+        suffix: str,
+        inside: tuple[str, int | None] | None,
+        hook: str | None,
+        log: str | None,
+        call: int | None = None,
+    ) -> Site | None:
+        """A site, from its key and the names of its hook and log; `None` if there is
+        nothing to do.
+        """
+        plan, collector = self.plan, self.collector
+        acting = collector.frozen.get(hook) if hook else None
+        if hook and acting is not None and call is not None:
+            acting = collector.of_one_call(hook)
+        site = Site(
+            key=key,
+            depth=collector.depth,
+            direct=collector.direct,
+            backward=self.backward,
+            pre=plan.pre,
+            with_kwargs=plan.with_kwargs,
+            hook=acting,
+            log=collector.frozen.get(log) if log else None,
+            indexed=acting is not None
+            and (call is not None or hook in collector.indexed),
+            asked=bool(plan.asked),
+            while_buffer=plan.while_buffer,
+            inside=inside,
+            suffix=suffix,
+            call=call,
+        )
+        acts = site.hook is not None or site.log is not None or site.asked
+        return site if acts else None
+
+    def of_probe(self, module: str, name: str, index: int) -> Site | None:
+        """The site of a probe, met while the method of a module ran."""
+        suffix = suffix_of(name, index)
+        key = f"{module}{suffix}"
+        if self.plan.default:
+            first = ft.partial(first_match, key=key, suffix=suffix)
+            hook, log = (first(what, fn) for what, fn in self.collector.fns.items())
+            return self(key, suffix, None, hook, log)
+        for chosen, hook, log in self.plan.chosen:
+            root_method = self.plan.root_method
+            groups = self.collector.groups
+            if names_probe(chosen, root_method, groups, module, name, index):
+                return self(key, suffix, None, hook, log, chosen.call)
+        return None
+
+
+def names_probe(
+    chosen: Chosen,
+    root_method: str,
+    groups: Sequence[Prefix],
+    module: str,
+    name: str,
+    index: int,
+) -> bool:
+    """Whether a chosen value is this probe, met while the method of `module` ran."""
+    around = grouped(chosen.module_key(root_method), groups)
+    return around == module and chosen.names(name, index)
+
+
+def may_be_site(plan: Plan, name: str) -> bool:
+    """Whether a probe of this name may be a site."""
+    return plan.default or any(chosen.names(name) for chosen, _, _ in plan.chosen)
+
+
+def sites_of(make: SiteMaker) -> Sites:
+    """The sites by module and method."""
+    sites: Sites = {}
+    plan = make.plan
+    for chosen, hook, log in plan.chosen:
+        key = chosen.site_key(plan.root_method)
+        site = make(key, chosen.suffix, chosen.value, hook, log, chosen.call)
+        if site is not None:
+            methods = sites.setdefault(chosen.place, {})
+            methods[chosen.method] = (*methods.get(chosen.method, ()), site)
+    return sites
+
+
+def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
+    """Has every callable module without a site tell its key while it runs, too."""
+    root_method, depth = make.plan.root_method, make.collector.depth
+    for place in places(model, root_method):
+        if not place.called:
+            continue
+        methods = sites.setdefault(place.name, {})
+        entry = root_method if place.key == () else "__call__"
+        for method in {entry: None, **methods}:
+            key = Chosen(place.name, method).key(root_method)
+            if not methods.get(method):
+                methods[method] = (Path(key, depth),)

@@ -1,0 +1,117 @@
+"""What the two wrappers share: running an instrumented model, and listening to it."""
+
+import functools as ft
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .. import _compat
+from .._engine.active_calls import all_saved, Staged
+from .._engine.collector import run_with
+from .._engine.rules.table import install
+from .._instrument.classes import stand_still, strip
+from .._instrument.probe import Probes
+from .._sites.stacked import is_refusal, refuse, refuse_fixed
+from .._sites.walk import unwrap
+from .check_ran import check_fired, refuse_lazy
+from .direct import Directness, runs_eagerly
+from .hook_collector import HookCollector
+from .make_sites import may_be_site, SiteMaker, sites_of, tell_keys
+from .plan import Method, Plan
+
+
+Collected = TypeVar("Collected", bound=HookCollector)
+
+
+def run(
+    plan: Plan,
+    model: Any,
+    make_collector: Callable[[], Collected],
+    backward: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Collected]:
+    """Runs the instrumented model, once. A collector takes and gives what its sites do;
+    it is returned, next to the output.
+    """
+    install()
+    collector = make_collector()
+    if not (collector.frozen or plan.asked or plan.probed):  # nothing to do
+        return call_method(model, plan.method, args, kwargs), collector
+    if not runs_eagerly(_compat.current_trace()):
+        return _run(plan, model, collector, backward, args, kwargs)
+    learned = Directness(plan, model, backward)
+    if learned.is_direct:
+        collector.direct = True
+        forget = all_saved()
+        states = _compat.saved_states((args, kwargs))
+        try:
+            return _run(plan, model, collector, backward, args, kwargs)
+        except Staged as signal:
+            # The one case in which the model's Python runs twice: it takes, for the
+            # first time, a branch with a site inside of what JAX stages.
+            if signal.call is not collector.call:
+                raise
+            _compat.abandon(signal)
+        forget()
+        states()
+        collector = make_collector()
+    out = _run(plan, model, collector, backward, args, kwargs)
+    learned.learn(collector.stages)
+    return out
+
+
+def _run(
+    plan: Plan, model: Any, collector: Collected, backward: bool, args: Any, kwargs: Any
+) -> tuple[Any, Collected]:
+    make = SiteMaker(plan, collector, backward)
+    may_be = ft.partial(may_be_site, plan)
+    owner = type(unwrap(model)) if isinstance(plan.method, str) else None
+    collector.probes = Probes(may_be, make.of_probe, plan.may_probe, owner)
+    collector.frame = sys._getframe()
+    try:
+        with run_with(collector), collector.probes.caches():
+            instrumented = _instrumented(model, make)
+            args, kwargs = stand_still(instrumented, args, kwargs)
+            out = call_method(instrumented, plan.method, args, kwargs)
+    except (TypeError, ValueError) as error:
+        if is_refusal(error):
+            refuse(error)
+        refuse_fixed(error)
+        raise
+    finally:
+        collector.frame = None
+        for end in collector.at_end:
+            end()
+    refuse_lazy(out)
+    collector.check_heard()
+    check_fired(plan, collector)
+    return strip(out), collector
+
+
+def _instrumented(model: Any, make: SiteMaker) -> Any:
+    """The model with the sites of a run put in."""
+    plan, collector = make.plan, make.collector
+    key = (
+        collector.depth,
+        collector.direct,
+        make.backward,
+        tuple(collector.frozen.items()),
+        frozenset(collector.indexed),
+    )
+
+    def sites() -> Any:
+        sites = sites_of(make)
+        if plan.may_probe:
+            tell_keys(sites, model, make)
+        return sites
+
+    return plan.memo.instrument(model, key, sites)
+
+
+def call_method(model: Any, method: Method, args: Any, kwargs: Any) -> Any:
+    if not isinstance(method, str):
+        return method(model, *args, **kwargs)
+    if method == "__call__":
+        return model(*args, **kwargs)
+    return getattr(model, method)(*args, **kwargs)
