@@ -35,9 +35,8 @@ from ._hooks.log_fns import (
 from ._hooks.step_hooks import AtStep as AtStep, PatchHook as PatchHook
 from ._instrument.probe import probe as probe
 from ._log import Log as Log
-from ._report.diff import ReportDiff as ReportDiff
 from ._report.report import report as report
-from ._report.result import Report as Report
+from ._report.result import Report as Report, ReportDiff as ReportDiff
 from ._report.sites import Sites as Sites, sites as sites
 from ._wrappers.backward import BackwardHook as BackwardHook
 from ._wrappers.forward import ForwardHook as ForwardHook

@@ -12,7 +12,7 @@ from jax import lax
 from jaxpr_params import params_of
 
 from peex import _compat
-from peex._engine.lift import bind_checkpoint, bind_cond
+from peex._engine.rules.bind import bind_checkpoint, bind_cond
 
 
 def test_current_trace():

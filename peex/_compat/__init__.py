@@ -1,16 +1,35 @@
-"""All that peex uses of private or changing API, of JAX and of Equinox, and nothing else.
+"""All private or changing API of JAX and Equinox that peex uses, and nothing else.
 
 Each use says the versions that it is for, and has a canary in `tests/compat`. No other
 folder imports `jax._src`.
 """
 
+from .equinox import (
+    inline_noinline as inline_noinline,
+    may_stand_for as may_stand_for,
+    noinline_impl as noinline_impl,
+    noinline_p as noinline_p,
+    saved_states as saved_states,
+    stood_for as stood_for,
+    WRAPPER_FIELD_NAMES as WRAPPER_FIELD_NAMES,
+)
+from .frames import (
+    current_frames as current_frames,
+    Frame as Frame,
+    frames_of as frames_of,
+    function_of as function_of,
+    in_callback as in_callback,
+    is_abstract as is_abstract,
+    is_of_jax as is_of_jax,
+    mapping_frame as mapping_frame,
+)
+from .hijax import (
+    bind_root as bind_root,
+    LinearMap as LinearMap,
+    parts_of as parts_of,
+    Root as Root,
+)
 from .jax import (
-    CustomVJPException as CustomVJPException,
-    PassingPrimitive as PassingPrimitive,
-    Primitive as Primitive,
-    ShapedArray as ShapedArray,
-    Trace as Trace,
-    VALUE_ERRORS as VALUE_ERRORS,
     abandon as abandon,
     add_tangents as add_tangents,
     as_weak_as as as_weak_as,
@@ -18,6 +37,7 @@ from .jax import (
     batchers as batchers,
     call_bwd as call_bwd,
     current_trace as current_trace,
+    CustomVJPException as CustomVJPException,
     fresh as fresh,
     hands_on as hands_on,
     holds_no_module as holds_no_module,
@@ -34,11 +54,16 @@ from .jax import (
     linearize_as_sum as linearize_as_sum,
     linearize_to_nothing as linearize_to_nothing,
     on_recomputation as on_recomputation,
+    PassingPrimitive as PassingPrimitive,
+    Primitive as Primitive,
     primitive_jvps as primitive_jvps,
     primitive_transposes as primitive_transposes,
     register_lowering as register_lowering,
     set_current_trace as set_current_trace,
+    ShapedArray as ShapedArray,
+    Trace as Trace,
     unbatched as unbatched,
+    VALUE_ERRORS as VALUE_ERRORS,
     zero_tangent as zero_tangent,
 )
 from .jaxprs import (
@@ -52,22 +77,6 @@ from .jaxprs import (
     scan_layout as scan_layout,
     sub_jaxprs as sub_jaxprs,
 )
-from .frames import (
-    Frame as Frame,
-    current_frames as current_frames,
-    frames_of as frames_of,
-    function_of as function_of,
-    in_callback as in_callback,
-    is_abstract as is_abstract,
-    is_of_jax as is_of_jax,
-    mapping_frame as mapping_frame,
-)
-from .hijax import (
-    LinearMap as LinearMap,
-    Root as Root,
-    bind_root as bind_root,
-    parts_of as parts_of,
-)
 from .meshes import (
     as_varying as as_varying,
     explicit_sharding as explicit_sharding,
@@ -79,12 +88,19 @@ from .meshes import (
     varying_array as varying_array,
     with_axis as with_axis,
 )
-from .equinox import (
-    WRAPPER_FIELD_NAMES as WRAPPER_FIELD_NAMES,
-    inline_noinline as inline_noinline,
-    may_stand_for as may_stand_for,
-    noinline_impl as noinline_impl,
-    noinline_p as noinline_p,
-    saved_states as saved_states,
-    stood_for as stood_for,
+from .primitives import (
+    call_hi_primitive_p as call_hi_primitive_p,
+    call_p as call_p,
+    closed_call_p as closed_call_p,
+    cond_p as cond_p,
+    custom_jvp_call_p as custom_jvp_call_p,
+    custom_vjp_call_p as custom_vjp_call_p,
+    custom_vmap_p as custom_vmap_p,
+    eval_jaxpr_p as eval_jaxpr_p,
+    jit_p as jit_p,
+    linear_solve_p as linear_solve_p,
+    remat_p as remat_p,
+    scan_p as scan_p,
+    shard_map_p as shard_map_p,
+    while_p as while_p,
 )

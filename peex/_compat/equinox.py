@@ -12,7 +12,10 @@ import jax
 import jax.core as jax_core
 import jax.tree_util as jtu
 from equinox._module._flatten import WRAPPER_FIELD_NAMES as WRAPPER_FIELD_NAMES
-from equinox.internal._noinline import _noinline_impl as noinline_impl, noinline_p as noinline_p
+from equinox.internal._noinline import (
+    _noinline_impl as noinline_impl,
+    noinline_p as noinline_p,
+)
 
 from .jaxprs import eval_jaxpr, open_jaxpr
 

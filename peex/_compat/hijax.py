@@ -1,6 +1,5 @@
 """JAX's high-level primitives: objects that hold functions, in place of jaxprs among
-their parameters. From JAX 0.12 on `custom_root` is one. As `_compat/jax.py`, of which this
-is a part.
+their parameters. From JAX 0.12 on `custom_root` is one.
 """
 
 import weakref

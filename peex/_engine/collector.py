@@ -1,26 +1,21 @@
-"""Running a program and collecting what its sites hand out.
+"""What listens to the sites of a wrapper during a call.
 
 Taps are recorded, marks and asks are answered, on the trace on which a call began: a
 direct call, at hardly any cost. That is all there is to it unless sites are inside of
-what JAX stages (`scan`, `jit`, `checkpoint`, ...). Such a call is run on a
-[`CollectTrace`][], which wraps no values: every primitive goes straight to the trace
-below it, and one whose jaxprs hold sites is rebuilt by its rule, with the logs as
-further outputs. So eager code keeps its concrete values, and a program without sites
-stays exactly what it was.
+what JAX stages: see `trace.py`.
 """
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _compat
-from .._sites.stacked import Prefix
-from .active_calls import AbstractListener, Call, only_running, Speaking, started
+from .active_calls import AbstractListener, Call
 from .cotangent import attach
+from .messages import Ask, Tap
 from .primitives import ask_p, lost, mark_p
-from .signature import EMPTY, excuse, of_primitive, Signature
-from .site import Ask, Site, Tap
+from .signature import Signature
+from .site import Site
 
 
 # Why nothing arrived of a site that ran.
@@ -56,7 +51,7 @@ class Collector(AbstractListener):
         self.depth = depth
         self.call = call or Call()
         self.stages = False
-        self.groups: list[Prefix] = []
+        self.groups: list[tuple[str, ...]] = []
         self.frame: types.FrameType | None = None
         self.at_end: list[Callable[[], None]] = []
         self.records: list[tuple[Tap, list[Any]]] = []
@@ -134,126 +129,3 @@ class Collector(AbstractListener):
             return attach(values, others, info, self.supply)
         self.record(info, others)
         return values
-
-
-class CollectTrace(_compat.Trace):
-    """Passes every primitive on to `parent`, apart from those that hold sites."""
-
-    __slots__ = ("collector", "eager", "parent")
-
-    def __init__(self, parent: Any, collector: Collector):
-        super().__init__()
-        self.parent = parent
-        self.collector = collector
-        self.requires_low = parent.requires_low
-        # Whether a primitive that is bound here runs at once.
-        self.eager = _compat.is_eval_trace(parent) or getattr(parent, "eager", False)
-
-    def stage_value(self, val):
-        return self.parent.stage_value(val)
-
-    def process_primitive(self, primitive, tracers, params, /):
-        collector = self.collector
-        if isinstance(primitive, Speaking):
-            info = params["info"]
-            with _compat.set_current_trace(self.parent):
-                if collector.takes(primitive, info):
-                    return collector.answer(primitive, tracers, params)
-                return primitive.bind(*tracers, **params)
-        signature = of_primitive(primitive, params)
-        if signature is not EMPTY and collector.part(signature):
-            from .lift import can_lift, lift  # evaluate bodies by means of this file
-
-            collector.stages = True
-
-            if can_lift(primitive) or not collector.silent:
-                below = self.parent if _compat.is_eval_trace(self.parent) else None
-                with _compat.set_current_trace(self):
-                    return lift(
-                        primitive, tracers, params, collector, self.eager, below
-                    )
-            excuse(params)
-        return self.parent.process_primitive(primitive, tracers, params)
-
-    def process_call(self, primitive, f, tracers, params, /):
-        with _compat.set_current_trace(self):
-            return f.call_wrapped(*tracers)
-
-    def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
-        if _compat.is_eval_trace(self.parent):
-            # Nothing outside differentiates here, so the rule isn't needed.
-            with _compat.set_current_trace(self):
-                return fun.call_wrapped(*tracers)
-        from .rules.custom import custom_jvp  # evaluates bodies by means of this file
-
-        with _compat.set_current_trace(self.parent):
-            zeros = params["symbolic_zeros"]
-            outs = custom_jvp(fun, jvp, tracers, zeros, self.collector)
-        if outs is not None:
-            return outs
-        return self.parent.process_custom_jvp_call(
-            primitive, _compat.fresh(fun), jvp, tracers, **params
-        )
-
-    def process_custom_vjp_call(self, primitive, fun, fwd, bwd, tracers, /, **params):
-        if _compat.is_eval_trace(self.parent):
-            with _compat.set_current_trace(self):
-                return fun.call_wrapped(*tracers)
-        from .rules.custom import custom_vjp
-
-        with _compat.set_current_trace(self.parent):
-            outs = custom_vjp(
-                fun, fwd, bwd, tracers, **params, collector=self.collector
-            )
-        if outs is not None:
-            return outs
-        return self.parent.process_custom_vjp_call(
-            primitive, _compat.fresh(fun), fwd, bwd, tracers, **params
-        )
-
-    def process_shard_map(self, primitive, fun, args, /, **params):
-        from .rules.shard_map import shard_map
-
-        with _compat.set_current_trace(self.parent):
-            outs = shard_map(primitive, fun, args, params, self.collector)
-        if outs is not None:
-            return outs
-        return self.parent.process_shard_map(primitive, fun, args, **params)
-
-
-@contextlib.contextmanager
-def collecting(collector: Collector) -> Iterator[None]:
-    """Whatever is bound inside goes through `collector`."""
-    trace = CollectTrace(_compat.current_trace(), collector)
-    collector.trace = trace
-    try:
-        with _compat.set_current_trace(trace):
-            yield
-    finally:
-        collector.trace = None
-        trace.invalidate()
-        # JAX may keep the trace, as the parent of one that a derivative rule refers to.
-        trace.parent = None
-        trace.collector = None  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@contextlib.contextmanager
-def run_with(collector: Collector) -> Iterator[None]:
-    """One hooked call: sites inside speak to `collector`."""
-    with started(collector):
-        if not collector.direct:
-            with collecting(collector):
-                yield
-            return
-        collector.trace = _compat.current_trace()
-        try:
-            yield
-        finally:
-            collector.trace = None
-
-
-@contextlib.contextmanager
-def detached(collector: Collector) -> Iterator[None]:
-    """Sites inside speak to `collector` alone, as in a call of its own."""
-    with only_running(collector, collector.depth), collecting(collector):
-        yield

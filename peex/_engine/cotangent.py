@@ -18,10 +18,11 @@ from typing import Any
 import jax
 
 from .. import _compat
-from .._log import encode
 from .apply import act
+from .codec import encode
+from .messages import Ask, Mark
 from .primitives import to_axis
-from .site import Ask, Mark, Site
+from .site import Site
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from .. import _compat
 from .._errors import SiteLostError
 from .active_calls import Speaking
-from .site import Ask, Mark, Site, Tap
+from .messages import Ask, Mark, Tap
+from .site import Site
 
 
 tap_p: Any = Speaking("peex_tap")

@@ -1,22 +1,15 @@
-"""What a program taps and asks for, found by walking its jaxpr once.
+"""What a piece of program hands out and asks for: its [`Signature`][].
 
-A collector has to know what comes out of a loop or a branch before it can rebuild it:
-that is its [`Signature`][]. Walks are remembered by jaxpr (weakly), so a program that
-nests deep, or calls one jitted function often, is walked once. How the signature of a
-control-flow primitive follows from those of its bodies is part of its rule.
+A collector has to know what comes out of a loop or a branch before it can rebuild it.
+How the signature of a primitive follows from those of its bodies is part of its rule.
 """
 
 import dataclasses
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from jax import lax
-from jax.extend.core import primitives
-
-from .. import _compat
-from .primitives import ask_p, lost, mark_p, tap_p
-from .site import Ask, Site, Tap
+from .messages import Ask, Tap
+from .site import Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,143 +87,3 @@ def join(parts: Iterable[Signature]) -> Signature:
         tuple(marked.values()),
         tuple(pair for p in parts for pair in p.lost),
     )
-
-
-_known: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
-
-
-def of_jaxpr(jaxpr: Any) -> Signature:
-    """The signature of a jaxpr."""
-    signature = _known.get(jaxpr)
-    if signature is None:
-        opened, _ = _compat.open_jaxpr(jaxpr)
-        signature = join(_of_equation(eqn) for eqn in opened.eqns)
-        _known[jaxpr] = _known[opened] = signature
-    return signature
-
-
-def _of_equation(eqn: Any) -> Signature:
-    params = eqn.params
-    if eqn.primitive is tap_p:
-        shapes = tuple(v.aval for v in eqn.invars[params["num_values"] :])
-        return Signature(taps=(TapSpec(params["info"], shapes),))
-    if eqn.primitive is mark_p:
-        return Signature(marked=params["info"].shared)
-    if eqn.primitive is ask_p:
-        info = params["info"]
-        return Signature(shared=(info,)) if info.shared else Signature(asks=(info,))
-    return of_primitive(eqn.primitive, params)
-
-
-_WITHOUT_BODY = {
-    getattr(lax, f"{name}_p")
-    for name in (
-        "abs",
-        "add",
-        "and",
-        "argmax",
-        "argmin",
-        "bitcast_convert_type",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "concatenate",
-        "conv_general_dilated",
-        "convert_element_type",
-        "cos",
-        "cumlogsumexp",
-        "cumsum",
-        "div",
-        "dot_general",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "eq",
-        "erf",
-        "exp",
-        "expm1",
-        "floor",
-        "gather",
-        "ge",
-        "gt",
-        "integer_pow",
-        "iota",
-        "is_finite",
-        "le",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "not",
-        "or",
-        "pad",
-        "pow",
-        "reduce_and",
-        "reduce_max",
-        "reduce_min",
-        "reduce_or",
-        "reduce_sum",
-        "reshape",
-        "rev",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "slice",
-        "sort",
-        "sqrt",
-        "squeeze",
-        "sub",
-        "tan",
-        "tanh",
-        "transpose",
-    )
-}
-
-
-def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
-    """The signature of a primitive, from the jaxprs among its parameters."""
-    if primitive in _WITHOUT_BODY:  # most of what a program is made of: quickly
-        return EMPTY
-    if primitive is primitives.jit_p:
-        return of_jaxpr(params["jaxpr"])
-    jaxprs = _compat.sub_jaxprs(params)
-    if not jaxprs:
-        return EMPTY
-    inside = [of_jaxpr(jaxpr) for jaxpr in jaxprs if jaxpr not in _excused]
-    if not any(inside):
-        return EMPTY
-    from .rules.table import rules  # the rules are written in terms of this walk
-
-    rule = rules.get(primitive.name)
-    if rule is None:
-        why = f"it is inside a `{primitive.name}`, which peex has no rule for yet."
-        return Signature(lost=tuple((site, why) for site in join(inside).sites))
-    return rule.signature(params)
-
-
-IN_RULE = "it is inside a derivative rule, and its hook holds arrays."
-
-# The jaxprs of primitives that are excused.
-_excused: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def excuse(params: dict[str, Any]) -> None:
-    """Lets a primitive without a rule be, which a derivative rule has bound (as that of
-    an implicit solver binds a linear one). What its sites say there isn't asked for,
-    since the function that the derivative is of is heard, and is dropped where JAX
-    runs it.
-
-    **Raises:** `SiteLostError` if a hook asks for something there.
-    """
-    for jaxpr in _compat.sub_jaxprs(params):
-        for site in of_jaxpr(jaxpr).sites:
-            fns = (site.hook, site.log)
-            if site.backward or site.indexed or any(fn and fn.shapes for fn in fns):
-                lost(site, IN_RULE)
-            vars(site)["is_excused"] = True
-        _excused.add(jaxpr)

@@ -15,8 +15,6 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._hooks.log_fns import IdentityLog
-
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
@@ -52,13 +50,17 @@ class _Array:
 _array = _Array()
 
 
-def freeze(name: str, fn: Callable[..., Any]) -> tuple[Frozen, list[Any]]:
-    """Splits a callable into its static part and its arrays."""
+def freeze(
+    name: str, fn: Callable[..., Any], is_identity: bool = False
+) -> tuple[Frozen, list[Any]]:
+    """Splits a callable into its static part and its arrays. `is_identity` says that it
+    is a log of the value itself.
+    """
     leaves, treedef = jtu.tree_flatten(fn)
     arrays = [x for x in leaves if not _is_static(x)]
     static = tuple(x if _is_static(x) else _array for x in leaves)
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in arrays)
-    return Frozen(name, treedef, static, shapes, type(fn) is IdentityLog), arrays
+    return Frozen(name, treedef, static, shapes, is_identity), arrays
 
 
 def _is_static(leaf: Any) -> bool:
@@ -79,8 +81,9 @@ class Site:
     - `key`: the name in the log.
     - `depth`: how many hooked calls were running when this one started; tells the
         sites of nested wrappers apart.
-    - `direct`: whether its call is a direct one (see `_engine/collector.py`). JAX keeps programs
-        by what they are made of, so those of the two kinds must differ.
+    - `direct`: whether its call is a direct one (see `_wrappers/direct.py`).
+        JAX keeps programs by what they are made of, so those of the two kinds must
+        differ.
     - `backward`: whether hook and log act on the cotangent.
     - `pre`, `with_kwargs`: whether the value is the arguments.
     - `hook`, `log`: what acts, `None` for nothing.
@@ -113,7 +116,7 @@ class Site:
         """Whether it is of this further call of its module."""
         return self.call in (None, call)
 
-    # Of this very object, not of all that equal it: see `excuse` in `_engine/signature.py`.
+    # Of this very object, not of all that equal it: see `excuse` in `reading.py`.
     is_excused: ClassVar[bool] = False
 
     @ft.cached_property
@@ -162,123 +165,3 @@ class Path:
 
     def __repr__(self) -> str:
         return f"<site {self.key}>"
-
-
-class Ring(int):
-    """The size of a step axis that holds the last iterations of a while loop: of these
-    there is one count, not one for each.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Axes:
-    """The leading axes that a log leaf has gained: devices first, then steps, then
-    batches, each outermost first. `shape` is all that comes before the value's own.
-    """
-
-    devices: tuple[Any, ...] = ()
-    steps: tuple[Any, ...] = ()
-    batch: tuple[Any, ...] = ()
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.devices + self.steps + self.batch
-
-    def with_device(self, size: Any) -> "Axes":
-        return dataclasses.replace(self, devices=(size, *self.devices))
-
-    def with_step(self, size: Any) -> "Axes":
-        return dataclasses.replace(self, steps=(size, *self.steps))
-
-    def with_batch(self, size: Any) -> "Axes":
-        return dataclasses.replace(self, batch=(size, *self.batch))
-
-    @property
-    def count_shape(self) -> tuple[Any, ...]:
-        """The shape of a count, in which a `Ring` is an axis of size 1."""
-        return tuple(1 if isinstance(n, Ring) else n for n in self.shape)
-
-    @property
-    def rings(self) -> tuple[int, ...]:
-        """Where the rings are."""
-        return tuple(i for i, n in enumerate(self.shape) if isinstance(n, Ring))
-
-    # Where a further axis of a kind goes.
-
-    @property
-    def step_place(self) -> int:
-        return len(self.devices)
-
-    @property
-    def batch_place(self) -> int:
-        return len(self.devices) + len(self.steps)
-
-
-@dataclasses.dataclass(frozen=True)
-class Tap:
-    """What is known of one logged value at some level of the program: the structure
-    that `log_fn` returned, the axes gained so far, and whether a count goes with it.
-    """
-
-    site: Site
-    treedef: Any
-    axes: Axes
-    counted: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Ask:
-    """What is known of arrays that a program asks the collector for: the buffers of one
-    call's backward log (`slot == "log"`), the data of an indexed hook for it ("data"),
-    or the arrays of a hook (`slot` is its name), which are the same at every step and
-    for every example.
-
-    - `shapes`, `axes`: of the arrays, and the axes that these have gained.
-    - `varying`: the mesh axes that they vary over, inside of a `shard_map` that checks
-        that.
-    - `treedef`, `dtypes`: for a log, what `log_fn` returned; `shapes` are those of the
-        buffers that hold it (see `encode` in `_log.py`).
-    """
-
-    site: Site
-    slot: str
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-    axes: Axes = Axes()
-    varying: frozenset[str] = frozenset()
-    treedef: Any = None
-    dtypes: tuple[Any, ...] = ()
-
-    @property
-    def shared(self) -> bool:
-        return self.slot not in ("log", "data")
-
-    @property
-    def name(self) -> tuple[int, str]:
-        """What tells it from other shared ones: wrappers may have equal slots."""
-        return self.site.depth, self.slot
-
-
-def ask_arrays(site: Site, frozen: Frozen) -> Ask:
-    return Ask(site, frozen.name, frozen.shapes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-    """What is known of a value whose cotangent is wanted: the pytree that it is and
-    which of the marked arrays is at each of its places (one may be at several), how
-    many of the arrays that go with it are buffers (the others are data of the hook),
-    and the sizes and names of the batch axes that it has gained, outermost first.
-    """
-
-    site: Site
-    structure: Any
-    places: tuple[int, ...]
-    num_buffers: int
-    batch: tuple[Any, ...] = ()
-    names: tuple[Any, ...] = ()
-
-    @property
-    def shared(self) -> tuple[Ask, ...]:
-        """The arrays that hook and log need."""
-        fns = (self.site.hook, self.site.log)
-        return tuple(ask_arrays(self.site, f) for f in fns if f is not None)

@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import lax
 
+from .. import _compat
 from .apply import is_array
 
 
@@ -83,3 +87,13 @@ def eval_shape(fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*treedef.unflatten([unique[i] for i in places]))
 
     return eqx.filter_eval_shape(run, unique)
+
+
+def zeros(shape: Any) -> Any:
+    """Zeros of a shape and dtype (and of the same type as to meshes); for random keys,
+    keys of zeros.
+    """
+    if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        made = jnp.zeros(shape.shape, shape.dtype)
+        return _compat.typed_as(made, shape)
+    return lax.full(shape.shape, 0, shape.dtype)

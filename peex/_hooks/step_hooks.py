@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
 from .._engine.apply import difference
-from .._engine.site import Axes
+from .._engine.messages import Axes
 from .._errors import HookShapeError, LogShapeError, SiteNotFoundError
 from .._log import Log
 from .._sites.patterns import key_matches, nearest

@@ -22,10 +22,10 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from .. import _compat
-from .._engine import at_site as _fire
 from .._engine.active_calls import running_calls
 from .._engine.site import Path, Site
-from .._sites.walk import children, is_function, stands_in
+from .._sites.walk import children, FunctionSite, is_function, stands_in
+from .around import around
 from .site_map import SiteMap
 
 
@@ -51,7 +51,7 @@ def _dict(module: Any) -> dict[str, Any]:
     return object.__getattribute__(module, "__dict__")
 
 
-class _Function:
+class _Function(FunctionSite):
     """A function-valued leaf with sites around it. A pytree without leaves."""
 
     def __init__(self, fn: Callable, sites: SiteMap):
@@ -62,7 +62,7 @@ class _Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         sites = self.sites["__call__"]
-        return _fire.call(sites, self.calls, self.fn, args, kwargs)
+        return around(sites, self.calls, self.fn, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "fn"), name)
@@ -73,10 +73,6 @@ jtu.register_pytree_node(
     lambda function: ((), (function.sites, function.fn)),
     lambda aux, _: _Function(aux[1], aux[0].taken()),
 )
-
-
-def is_function_site(node: object) -> bool:
-    return type(node) is _Function
 
 
 _lock = threading.Lock()  # around what follows, and all that is put into a subclass
@@ -215,7 +211,7 @@ class _WithoutSelf:
         def call(*args: Any, **kwargs: Any) -> Any:
             attributes = _dict(instance)
             sites = attributes[_ATTRIBUTE].get(self._name, ())
-            return _fire.call(sites, attributes.get(_CALLS, ()), bound, args, kwargs)
+            return around(sites, attributes.get(_CALLS, ()), bound, args, kwargs)
 
         return ft.wraps(bound)(call)
 
@@ -235,7 +231,7 @@ def _method(sub: Any, name: str) -> Any:
             original = getattr(super(sub, self), name)
         attributes = _dict(self)
         sites = attributes[_ATTRIBUTE].get(name, ())
-        return _fire.call(sites, attributes.get(_CALLS, ()), original, args, kwargs)
+        return around(sites, attributes.get(_CALLS, ()), original, args, kwargs)
 
     return ft.wraps(getattr(cls, name))(method)
 

@@ -18,18 +18,17 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
-from jax import lax
 
 from .. import _compat
-from .._engine import at_site as _fire
 from .._engine.active_calls import running
-from .._engine.lift import bind_checkpoint, bind_cond
-from .._engine.signature import of_jaxpr
+from .._engine.at_site import at_site
+from .._engine.reading import of_jaxpr
+from .._engine.rule import AbstractRunner, Arrays, Outcome, rule_of
+from .._engine.signature import EMPTY, Signature
 from .._engine.site import Site
 from .._errors import SiteLostError
-from .._sites.walk import children, is_module
-from .classes import is_function_site
-from .names import Codes, Found, INLINED, Level, Path, Reader
+from .._sites.walk import children, is_function_site, is_module
+from .names import Codes, Found, Level, Path, Reader
 from .probe import private_caches
 from .returned import listening, not_listening
 
@@ -37,7 +36,7 @@ from .returned import listening, not_listening
 Fire = Callable[[Found, Any], Any]
 
 
-def call(
+def call_with_names(
     sites: Sequence[Site], fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Calls `fn`, a method of a module or a function, with these sites inside."""
@@ -105,13 +104,13 @@ def _fire_all(sites: Sequence[Site], found: Found, value: Any) -> Any:
     exactly = {s.depth for s in sites if s.inside == (found.name, found.index)}
     for site in reversed(sites):
         if site.inside == (found.name, found.index):
-            value = _fire._fire(site, value)
+            value = at_site(site, value)
         elif site.inside == (found.name, None) and site.depth not in exactly:
             if found.index:
                 suffix = f"{site.suffix}#{found.index}"
                 key = f"{site.key}#{found.index}"
                 site = dataclasses.replace(site, key=key, suffix=suffix)
-            value = _fire._fire(site, value)
+            value = at_site(site, value)
     return value
 
 
@@ -263,7 +262,7 @@ def _run(
         _run_part(jaxpr, start, stop, env)
         if i in level.bodies:
             eqn = jaxpr.eqns[i]
-            outs = _run_equation(eqn, level.bodies[i], [*map(read, eqn.invars)], fire)
+            outs = _run_bodies(eqn, level.bodies[i], [*map(read, eqn.invars)], fire)
             env |= zip(eqn.outvars, outs, strict=True)
         for found in level.found.get(i, ()):
             values = tuple(env[v] for v in found.variables)
@@ -294,63 +293,36 @@ def _run_part(jaxpr: Any, start: int, stop: int, env: dict[Any, Any]) -> None:
     env |= zip(outs, values, strict=True)
 
 
-def _run_equation(
+class _Named(AbstractRunner):
+    """Runs the bodies of an equation with named values fired; it takes out nothing."""
+
+    def __init__(self, levels: Sequence[Level], fire: Fire):
+        self._levels = {level.jaxpr: level for level in levels}
+        self._fire = fire
+
+    def inside(self, jaxpr: Any) -> Signature:
+        return EMPTY
+
+    def run(
+        self,
+        jaxpr: Any,
+        args: Sequence[Any],
+        arrays: Arrays,
+        consts: Sequence[Any] | None = None,
+        once_more: bool = False,
+    ) -> Outcome:
+        jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
+        consts = own_consts if consts is None else consts
+        return _run(self._levels[jaxpr], consts, args, self._fire), []
+
+    def lasting(self) -> "_Named":
+        return self
+
+
+def _run_bodies(
     eqn: Any, levels: Sequence[Level], args: Sequence[Any], fire: Fire
 ) -> list[Any]:
     """Runs an equation with its bodies run by `_run`."""
-    name, params = eqn.primitive.name, eqn.params
-    bodies = [_Body(level, params, fire) for level in levels]
-    if name in INLINED:
-        return bodies[0](*args)
-    if name == "remat2":
-        return bind_checkpoint(bodies[0], params, *args)
-    if name == "cond":
-        return bind_cond(params, args[0], bodies, *args[1:])
-    if name == "while":
-        return _run_while(params, bodies, args)
-    assert name == "scan"
-    num_consts, num_carry = _compat.scan_layout(params)
-    consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
-
-    def step(carry: Any, x: Any) -> Any:
-        outs = bodies[0](*consts, *carry, *x)
-        return outs[:num_carry], outs[num_carry:]
-
-    options = {k: params[k] for k in ("length", "reverse", "unroll")}
-    carry, ys = lax.scan(
-        step, list(init), list(args[num_consts + num_carry :]), **options
-    )
-    return [*carry, *ys]
-
-
-def _run_while(params: Any, bodies: Sequence["_Body"], args: Sequence[Any]) -> Any:
-    (cond,) = (b for b in bodies if b.is_of(params["cond_jaxpr"]))
-    (body,) = (b for b in bodies if b.is_of(params["body_jaxpr"]))
-    n, m = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts, init = args[:n], args[n : n + m], args[n + m :]
-    return lax.while_loop(
-        lambda carry: cond(*cond_consts, *carry)[0],
-        lambda carry: body(*body_consts, *carry),
-        list(init),
-    )
-
-
-class _Body:
-    """The body of an equation, as a function."""
-
-    def __init__(self, level: Level, params: Mapping[str, Any], fire: Fire):
-        self.level = level
-        self.fire = fire
-        self.consts: Sequence[Any] = ()
-        for value in params.values():
-            for jaxpr in value if type(value) in (tuple, list) else [value]:
-                if self.is_of(jaxpr):
-                    self.consts = _compat.open_jaxpr(jaxpr)[1]
-
-    def is_of(self, jaxpr: Any) -> bool:
-        return _compat.is_jaxpr(jaxpr) and (
-            _compat.open_jaxpr(jaxpr)[0] is self.level.jaxpr
-        )
-
-    def __call__(self, *args: Any) -> list[Any]:
-        return _run(self.level, self.consts, args, self.fire)
+    rule: Any = rule_of(eqn.primitive)
+    outs, _ = rule.rebind(eqn.params, args, Arrays([], {}), _Named(levels, fire))
+    return outs

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _compat
+from .._engine.rule import rule_of
 from .returned import returned_p
 
 
@@ -24,10 +25,13 @@ Codes = frozenset[types.CodeType]
 
 _HERE = str(pathlib.Path(__file__).parents[1])
 
-# Primitives that hold named values in their bodies. The others with bodies have rules
-# that stand in the place of these.
-INLINED = ("jit", "closed_call", "core_call")
-OPEN = (*INLINED, "remat2", "scan", "cond", "while")
+
+def sees_into(eqn: Any) -> bool:
+    """Whether values in the bodies of an equation have names. Other primitives with
+    bodies have rules that stand in the place of these.
+    """
+    rule = rule_of(eqn.primitive)
+    return rule is not None and rule.sees_into
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +117,7 @@ class Reader:
         """
         for i, (code, _) in enumerate(path or ()):
             part = code in self._parts and (i > 0 or code is not self._own)
-            runs = code.co_name in ("_fire", "_run_part", "_run_equation")
+            runs = code.co_name in ("at_site", "_run_part", "_run_bodies")
             if part or (runs and code.co_filename.startswith(_HERE)):
                 return i
         return len(path or ())
@@ -141,7 +145,7 @@ class Reader:
             equations |= dict.fromkeys(_equation_names(eqn))
             for body in _compat.sub_jaxprs(eqn.params):
                 inside = self.names(body)
-                if eqn.primitive.name in OPEN:
+                if sees_into(eqn):
                     equations |= inside.equations
                     functions |= inside.functions
                     hidden |= inside.hidden
@@ -172,7 +176,7 @@ class Reader:
         for i, (eqn, path) in enumerate(zip(jaxpr.eqns, paths, strict=True)):
             taken = {name for name, first, last, _ in ranges if first <= i <= last}
             inside = {n: w for n, w in wanted.items() if n not in taken}
-            if eqn.primitive.name in OPEN and self._is_own(path):
+            if sees_into(eqn) and self._is_own(path):
                 levels = self._bodies(eqn, inside, counts)
                 if any(x.found or x.bodies for x in levels):
                     bodies[i] = levels
@@ -191,6 +195,8 @@ class Reader:
         self, eqn: Any, wanted: Mapping[str, bool], counts: dict[str, int]
     ) -> list[Level]:
         levels = []
+        rule = rule_of(eqn.primitive)
+        exclusive = rule is not None and rule.exclusive
         before, after = dict(counts), dict(counts)
         for body in _compat.sub_jaxprs(eqn.params):
             names = self.names(body)
@@ -200,7 +206,7 @@ class Reader:
                 if name in (names.equations if of_equations else names.functions)
             }
             # Of the branches of a `cond` one runs: each counts from the same number.
-            mine = dict(before) if eqn.primitive.name == "cond" else after
+            mine = dict(before) if exclusive else after
             levels.append(self.level(body, None, here, mine))
             after |= {n: max(k, after.get(n, k)) for n, k in mine.items()}
         counts |= after

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from .._engine import at_site as _fire
 from .._engine.active_calls import all_running
+from .._engine.at_site import at_site
 from .._engine.site import Site
 
 
@@ -137,7 +137,7 @@ class Probes:
         if site is None:
             return x
         self.fired[site.key] = site
-        return _fire._fire(site, x)
+        return at_site(site, x)
 
 
 # The classes of models in whose calls a probe was met.

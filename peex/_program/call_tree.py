@@ -13,11 +13,13 @@ from typing import Any
 
 from .. import _compat
 from .._engine.primitives import tap_p
+from .._engine.reading import of_jaxpr, of_primitive
+from .._engine.rule import Body, rule_of
 from .._engine.rules.cond import union
-from .._engine.signature import of_jaxpr, of_primitive, TapSpec
+from .._engine.signature import TapSpec
 from .._engine.site import Site
 from .._errors import SiteLostError
-from .flops import bodies, Body, Costs
+from .flops import bodies, Costs
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,7 +139,8 @@ class _Walk:
                 continue
             if _only_moves(eqn):
                 opened.follow(eqn, 1)
-            opened.made_by.update((v, eqn.primitive.name) for v in eqn.outvars)
+            if any(body.times is None for body in bodies(eqn)):
+                opened.of_loops.update(eqn.outvars)
             inside = self._inside(eqn, times)
             opened.add(inside)
             taps += inside.taps
@@ -149,7 +152,7 @@ class _Walk:
         if not cost.sites:
             return Level([], [], cost.flops * times)
         parts = bodies(eqn)
-        levels = [self.level(b.jaxpr, times * b.times) for b in parts]
+        levels = [self.level(b.jaxpr, times * b.times_counted) for b in parts]
         if not self.lost:
             try:
                 lost = of_primitive(eqn.primitive, eqn.params).lost
@@ -158,15 +161,16 @@ class _Walk:
             self.lost.update((s.key, why) for s, why in lost if s.depth == self.depth)
         if self.lost:
             return Level([], [], 0)
-        name = eqn.primitive.name
-        if name == "cond":
+        rule: Any = rule_of(eqn.primitive)
+        if rule.exclusive:
             return _one_of(levels, parts)
         flops = sum(level.flops for level in levels)
         roots = [node for level in levels for node in level.roots]
-        if name == "while":
-            for root in roots:
-                for node in root.walk():
-                    node.looped = True
+        for level, part in zip(levels, parts, strict=True):
+            if part.times is None:
+                for root in level.roots:
+                    for node in root.walk():
+                        node.looped = True
         return Level(roots, [t for level in levels for t in level.taps], flops)
 
 
@@ -213,13 +217,13 @@ def _only_moves(eqn: Any) -> bool:
 class _Opened:
     """The calls of one jaxpr, up to some equation.
 
-    - `made_by`: which primitive made a variable.
+    - `of_loops`: the variables that loops of unknown length made.
     """
 
     def __init__(self) -> None:
         self.roots: list[Node] = []
         self.flops = 0
-        self.made_by: dict[Any, str] = {}
+        self.of_loops: set[Any] = set()
         self._open: list[tuple[Node, int, bool]] = []
         self._origin: dict[Any, Any] = {}
 
@@ -257,7 +261,7 @@ class _Opened:
         node = self._close(info.site, here)
         if info.counted:
             # It is attached to the results of the branch or loop.
-            node.looped = any(self.made_by.get(v) == "while" for v in values)
+            node.looped = any(v in self.of_loops for v in values)
         return node
 
     def _close(self, site: Site, here: bool) -> Node:

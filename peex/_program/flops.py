@@ -27,8 +27,7 @@ import jax.numpy as jnp
 
 from .. import _compat
 from .._engine.primitives import ask_p, mark_p, tap_p
-from .._engine.rules.shard_map import num_devices
-from .._engine.rules.table import rules
+from .._engine.rule import Body, rule_of
 from .._engine.site import Site
 
 
@@ -62,52 +61,10 @@ _UNCOUNTED = _names("""
 """)
 
 
-@dataclasses.dataclass(frozen=True)
-class Body:
-    """One program inside of a primitive.
-
-    - `jaxpr`, `operands`: the program, and what the primitive hands to it.
-    - `times`: how often it runs.
-    """
-
-    jaxpr: Any
-    operands: Sequence[Any]
-    times: int = 1
-
-
 def bodies(eqn: Any) -> list[Body]:
     """The programs inside of an equation, if it is one of those that peex sees into."""
-    name, params = eqn.primitive.name, eqn.params
-    if name not in rules:
-        return []
-    if name == "while":
-        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-        cond_consts = eqn.invars[:num_cond]
-        body_consts = eqn.invars[num_cond : num_cond + num_body]
-        carry = eqn.invars[num_cond + num_body :]
-        cond, body = (params[k] for k in ("cond_jaxpr", "body_jaxpr"))
-        return [
-            Body(_compat.open_jaxpr(cond)[0], [*cond_consts, *carry]),
-            Body(_compat.open_jaxpr(body)[0], [*body_consts, *carry]),
-        ]
-    if name == "custom_linear_solve":
-        # Its other parts are for the derivative.
-        lengths = params["const_lengths"]
-        start, end = lengths.matvec + lengths.vecmat, sum(lengths)
-        operands = [*eqn.invars[start : start + lengths.solve], *eqn.invars[end:]]
-        return [Body(_compat.open_jaxpr(params["jaxprs"].solve)[0], operands)]
-    inside = list(_compat.sub_jaxprs(params))
-    if name == "call_hi_primitive":
-        # Of a `custom_root`, the first is the solver, with its arguments in front.
-        return [Body(jaxpr, eqn.invars[: len(jaxpr.invars)]) for jaxpr in inside[:1]]
-    if name == "cond":
-        return [Body(jaxpr, eqn.invars[1:]) for jaxpr in inside]
-    times = 1
-    if name == "scan":
-        times = params["length"]
-    elif name == "shard_map":
-        times = num_devices(params)
-    return [Body(jaxpr, eqn.invars, times) for jaxpr in inside]
+    rule = rule_of(eqn.primitive)
+    return [] if rule is None else rule.bodies(eqn.params, len(eqn.invars))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,29 +148,28 @@ class Costs:
                 frozenset(),
                 tuple(site for cost in sub for site in cost.sites),
             )
+        rule: Any = rule_of(eqn.primitive)
         costs = [self.of_jaxpr(body.jaxpr) for body in inside]
-        each = [c.flops * b.times for c, b in zip(costs, inside, strict=True)]
-        is_rule = name in ("custom_jvp_call", "custom_vjp_call")
+        pairs = zip(costs, inside, strict=True)
+        each = [cost.flops * body.times_counted for cost, body in pairs]
+        reads = _operands(inside, [c.reads for c in costs])
+        in_rules = _operands(inside, [c.in_rules for c in costs])
         return Cost(
-            max(each) if name == "cond" else sum(each),
+            max(each) if rule.exclusive else sum(each),
             frozenset().union(*(c.uncounted for c in costs)),
-            _operands(eqn, inside, [c.reads for c in costs]),
-            every if is_rule else _operands(eqn, inside, [c.in_rules for c in costs]),
+            # Of several bodies the first operand chooses one.
+            reads | {0} if rule.exclusive else reads,
+            every if rule.own_derivative else in_rules,
             tuple(site for cost in costs for site in cost.sites),
         )
 
 
 def _operands(
-    eqn: Any, inside: Sequence[Body], positions: Sequence[frozenset[int]]
+    inside: Sequence[Body], positions: Sequence[frozenset[int]]
 ) -> frozenset[int]:
     """Positions among the arguments of the bodies as positions among the operands."""
-    used = {
-        id(body.operands[i])
-        for body, found in zip(inside, positions, strict=True)
-        for i in found
-    }
-    index = {0} if eqn.primitive.name == "cond" else set()
-    return frozenset(i for i, v in enumerate(eqn.invars) if id(v) in used) | index
+    pairs = zip(inside, positions, strict=True)
+    return frozenset(body.operands[i] for body, found in pairs for i in found)
 
 
 def equation_flops(eqn: Any) -> int:

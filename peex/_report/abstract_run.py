@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 
 from .._engine.active_calls import next_depth, started
 from .._engine.collector import Collector, UNHEARD
-from .._engine.rules.table import install
+from .._engine.rules.install import install
 from .._engine.site import freeze, Path, Site, suffix_of
 from .._engine.values import once
 from .._errors import SiteLostError
@@ -137,7 +137,7 @@ def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> Sites:
 
 
 def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") -> Site:
-    log, _ = freeze("log_fn", IdentityLog())
+    log, _ = freeze("log_fn", IdentityLog(), is_identity=True)
     return Site(
         key=key,
         depth=depth,

@@ -11,8 +11,9 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 
-from .._sites.walk import children, Key
-from .table import plural, shown_bytes
+from .._sites.keys import Key
+from .._sites.walk import children
+from .._text import plural, shown_bytes
 
 
 @dataclasses.dataclass(frozen=True)

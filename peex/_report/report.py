@@ -11,19 +11,19 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from .._engine.messages import Axes
+from .._engine.numbering import Numbering
 from .._engine.signature import TapSpec
-from .._engine.site import Axes
 from .._engine.values import once
-from .._log import Numbering
 from .._program.call_tree import Node
 from .._sites.patterns import nearest
-from .._sites.select import Chosen, default_of, Place, places, select
+from .._sites.select import Chosen, default_of, Place, places, select, static_modules
 from .._sites.stacked import grouped
 from .._wrappers.plan import check_method, Method, root_method_of
 from .abstract_run import stage, Staged
 from .parameters import is_array, Parameter, Parameters
 from .result import Axis, Call, Missing, Report, Tree
-from .sites import class_name, static_modules
+from .sites import class_name
 
 
 def report(

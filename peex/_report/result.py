@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 
+from .._sites.patterns import nearest
+from .._text import plural, shown_arrays, shown_bytes, shown_count
 from .._wrappers.budget import num_bytes
 from .parameters import HasParameters, Parameter, parameter_notes, parameters_dict
-from .table import Column, plural, Shown, shown_arrays, shown_bytes, shown_count, Table
+from .table import Column, Shown, Table
 
 
 class Axis(NamedTuple):
@@ -156,6 +158,44 @@ class Missing:
     why: str
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportDiff:
+    """What [`peex.Report.diff`][] found; false if nothing.
+
+    - `added`, `removed`: the keys of calls that only the other report has, and that it
+        doesn't have. Those that are missing there, with the reason.
+    - `changed`: for each other key, what was and what is, by name: `class`, `inputs`,
+        `outputs`, `axes`, `when`, `parameters`, `flops`.
+    """
+
+    added: tuple[str, ...]
+    removed: dict[str, str]
+    changed: dict[str, dict[str, tuple[str, str]]]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+    def __str__(self) -> str:
+        lines = [f"+ {key}" for key in self.added]
+        lines += [f"- {k}{f': {w}' if w else ''}" for k, w in self.removed.items()]
+        for key, changes in self.changed.items():
+            lines += [f"~ {key}: {n} {a} => {b}" for n, (a, b) in changes.items()]
+        return "\n".join(lines) or "no difference"
+
+
+def _facts(call: Call) -> dict[str, Any]:
+    count, size = call.parameter_count, call.parameter_bytes
+    return {
+        "class": call.class_name,
+        "inputs": call.shown_inputs,
+        "outputs": shown_arrays(call.outputs),
+        "axes": ", ".join(f"{kind} {size}" for kind, size in call.axes) or "none",
+        "when": call.when,
+        "parameters": f"{shown_count(count)} ({shown_bytes(size)})",
+        "flops": "?" if call.flops is None else shown_count(call.flops),
+    }
+
+
 class Report(HasParameters, Shown):
     """What a call of a model has to hook; made by [`peex.report`][].
 
@@ -202,8 +242,6 @@ class Report(HasParameters, Shown):
     def __getitem__(self, key: str) -> Call:
         if key in self._calls:
             return self._calls[key]
-        from .._sites.patterns import nearest
-
         if key in self.missing:
             raise KeyError(f"{key!r} has no call: {self.missing[key].why}.")
         raise KeyError(
@@ -225,11 +263,26 @@ class Report(HasParameters, Shown):
         """What a log of the values of all entries would take."""
         return sum(call.log_bytes for call in self.entries.values())
 
-    def diff(self, other: "Report") -> Any:
+    def diff(self, other: "Report") -> ReportDiff:
         """What is different in another report: see [`peex.ReportDiff`][]."""
-        from .diff import diff
-
-        return diff(self, other)
+        added = tuple(key for key in other.entries if key not in self.entries)
+        removed = {
+            key: other.missing[key].why if key in other.missing else ""
+            for key in self.entries
+            if key not in other.entries
+        }
+        changed = {}
+        for key, call in self.entries.items():
+            if key in other.entries:
+                before, after = _facts(call), _facts(other.entries[key])
+                changes = {
+                    name: (before[name], after[name])
+                    for name in before
+                    if before[name] != after[name]
+                }
+                if changes:
+                    changed[key] = changes
+        return ReportDiff(added, removed, changed)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as dicts, lists, strings and numbers, as for JSON."""

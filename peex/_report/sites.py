@@ -9,6 +9,7 @@ import equinox as eqx
 
 from .._sites.select import Place, places, static_modules
 from .._sites.walk import is_function
+from .._text import shown_bytes, shown_count
 from .parameters import (
     HasParameters,
     Parameter,
@@ -16,7 +17,7 @@ from .parameters import (
     Parameters,
     parameters_dict,
 )
-from .table import Column, Shown, shown_bytes, shown_count, Table
+from .table import Column, Shown, Table
 
 
 @dataclasses.dataclass(frozen=True)

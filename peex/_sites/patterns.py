@@ -55,9 +55,10 @@ def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
 def assign(
     what: str, fn: Any, keys: Mapping[str, str], probed: Container[str] = ()
 ) -> dict[str, str | None]:
-    """Which hook or log acts at which key, by name (see `named` in `_wrappers/plan.py`). `keys`
-    has with each what is behind the key of its module (see `Chosen.suffix`). Of a
-    dict by pattern the first match wins; its value may be `None`, for nothing.
+    """Which hook or log acts at which key, by name (see `named` in
+    `_wrappers/plan.py`). `keys` has with each what is behind the key of its module (see
+    `Chosen.suffix`). Of a dict by pattern the first match wins; its value may be
+    `None`, for nothing.
 
     **Raises:** `SiteNotFoundError` where a pattern matches none of the chosen sites,
     unless it is one of `probed`, for values that are met in a run only.

@@ -116,3 +116,13 @@ def is_function(node: Any) -> bool:
         and not isinstance(node, type)
         and jtu.all_leaves([node])
     )
+
+
+class FunctionSite:
+    """Marks what stands in a model for a function with sites around it (made in
+    `_instrument/classes.py`).
+    """
+
+
+def is_function_site(node: object) -> bool:
+    return isinstance(node, FunctionSite)

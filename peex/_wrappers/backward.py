@@ -8,13 +8,14 @@ import jax
 import jax.tree_util as jtu
 
 from .. import _compat
-from .._engine.lift import zeros
-from .._engine.site import Ask
-from .._engine.values import eval_shape
+from .._engine.codec import buffers_of, pack, shown, shown_as
+from .._engine.messages import Ask
+from .._engine.numbering import Numbering
+from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import buffers_of, Log, Numbering, pack, shown, shown_as
+from .._log import Log
 from .._sites.walk import AbstractWrapper
 from .hook_collector import HookCollector
 from .plan import Method, Plan, plan

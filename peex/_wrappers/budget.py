@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 
 from .._errors import LogTooLargeError
 from .._log import Log
-from .._report.table import shown_arrays, shown_bytes
+from .._text import shown_arrays, shown_bytes
 
 
 def num_bytes(tree: Any) -> int:

@@ -6,10 +6,11 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._engine.collector import Collector
+from .._engine.numbering import Numbering
 from .._engine.values import eval_shape
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import Log, Numbering
+from .._log import Log
 from .._sites.walk import AbstractWrapper
 from .budget import check_size
 from .hook_collector import HookCollector

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from .. import _compat
 from .._engine.active_calls import next_depth
 from .._engine.collector import Collector
-from .._engine.lift import zeros
-from .._engine.site import Ask, freeze, Frozen, Tap
+from .._engine.messages import Ask, Tap
+from .._engine.numbering import Numbering
+from .._engine.site import freeze, Frozen
+from .._engine.values import zeros
 from .._hooks.hooks import IdentityHook
+from .._hooks.log_fns import IdentityLog
 from .._hooks.step_hooks import AbstractIndexedHook, OnlyIf
-from .._log import Numbering
 from .plan import named
 
 
@@ -37,7 +39,9 @@ class HookCollector(Collector):
                 self.indexed[name] = fn
                 fn = fn.local
             if type(fn) is not IdentityHook:
-                self.frozen[name], self._arrays[name] = freeze(name, fn)
+                is_identity = type(fn) is IdentityLog
+                frozen, arrays = freeze(name, fn, is_identity)
+                self.frozen[name], self._arrays[name] = frozen, arrays
 
     def of_one_call(self, name: str) -> Frozen:
         """A hook that acts in one call of its module only."""

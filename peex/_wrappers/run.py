@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from .. import _compat
 from .._engine.active_calls import all_saved, Staged
-from .._engine.collector import run_with
-from .._engine.rules.table import install
+from .._engine.rules.install import install
+from .._engine.trace import run_with
 from .._instrument.classes import stand_still, strip
 from .._instrument.probe import Probes
 from .._sites.stacked import is_refusal, refuse, refuse_fixed

@@ -9,9 +9,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from ... import _compat
-from ..lift import bind_cond, evaluate, Feed, Logs, Params, Rule, zeros
-from ..signature import join, of_jaxpr, Signature, TapSpec
-from ..site import Ask, Axes
+from ..messages import Ask, Axes
+from ..reading import of_jaxpr
+from ..rule import (
+    AbstractRunner,
+    Arrays,
+    Body,
+    Logs,
+    Outcome,
+    Params,
+    register,
+    Rule,
+)
+from ..signature import join, Signature, TapSpec
+from ..values import zeros
+from .bind import bind_cond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,28 +96,33 @@ def _signature(params: Params) -> Signature:
     return dataclasses.replace(one_after_the_other, taps=whole.taps, asks=whole.asks)
 
 
-def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Logs]:
+def _bodies(params: Params, num_operands: int) -> list[Body]:
+    return [Body(branch, range(1, num_operands)) for branch in params["branches"]]
+
+
+def _run(
+    params: Params, args: Sequence[Any], arrays: Arrays, runner: AbstractRunner
+) -> Outcome:
     index, *operands = args
-    signatures = [feed.whose.part(of_jaxpr(b)) for b in params["branches"]]
+    signatures = [runner.inside(b) for b in params["branches"]]
     whole = union(signatures)
     varying = _compat.varying(s for b in signatures for t in b.taps for s in t.shapes)
 
     def branch(jaxpr: Any, tap_places: Any, ask_places: Any) -> Any:
-        def run(operands: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
-            mine = Feed([slots[i] for i in ask_places], shared, feed.whose)
-            outs, found = evaluate(jaxpr, operands, mine)
+        def run(operands: Any, arrays: Arrays) -> Outcome:
+            mine = Arrays([arrays.slots[i] for i in ask_places], arrays.shared)
+            outs, found = runner.run(jaxpr, operands, mine)
             logs = [[zeros(s) for s in spec.shapes] for spec in whole.taps]
-            for place, arrays in zip(tap_places, found, strict=True):
-                missing = logs[place][len(arrays) :]
-                logs[place] = [*arrays, *(jnp.ones_like(count) for count in missing)]
+            for place, xs in zip(tap_places, found, strict=True):
+                missing = logs[place][len(xs) :]
+                logs[place] = [*xs, *(jnp.ones_like(count) for count in missing)]
             return outs, _compat.as_varying(_strong(logs), varying)
 
         return run
 
     places = zip(params["branches"], whole.tap_places, whole.ask_places, strict=True)
     branches = [branch(*b) for b in places]
-    given = operands, feed.slots, feed.shared
-    outs, logs = bind_cond(params, index, branches, *given)
+    outs, logs = bind_cond(params, index, branches, operands, arrays)
     return outs, logs
 
 
@@ -119,4 +136,6 @@ def _strong(logs: Logs) -> Logs:
     return [[one(x) for x in arrays] for arrays in logs]
 
 
-cond = Rule(_signature, _run)
+register(
+    _compat.cond_p, Rule(_signature, _bodies, _run, sees_into=True, exclusive=True)
+)

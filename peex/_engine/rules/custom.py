@@ -6,7 +6,7 @@ forward logs come out; a cotangent can't, since the rule stands in the place of
 autodiff.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,17 +16,28 @@ from jax import lax
 
 from ... import _compat
 from ..active_calls import Call
-from ..collector import Collector, detached
-from ..lift import evaluate, Feed, Logs, Rule
+from ..collector import Collector
+from ..messages import Ask
 from ..primitives import lost
-from ..signature import IN_RULE, of_jaxpr, Signature
-from ..site import Ask
+from ..reading import IN_RULE, of_jaxpr
+from ..rule import (
+    AbstractRunner,
+    Arrays,
+    Body,
+    Logs,
+    Outcome,
+    Params,
+    register,
+    Rule,
+)
+from ..signature import Signature
+from ..trace import detached, Runner
 
 
 Shared = dict[tuple[int, str], Any]
 
 
-def signature(params: dict[str, Any]) -> Signature:
+def _signature(params: Params) -> Signature:
     inside = of_jaxpr(params["call_jaxpr"])
     if inside.asks:
         lost(
@@ -37,6 +48,10 @@ def signature(params: dict[str, Any]) -> Signature:
     return inside
 
 
+def _bodies(params: Params, num_operands: int) -> list[Body]:
+    return [Body(params["call_jaxpr"], range(num_operands))]
+
+
 class _Sites:
     """The sites inside of one such function, which is held as a jaxpr: JAX may run its
     derivative rule long after the call, when the function itself can't be traced again.
@@ -45,13 +60,11 @@ class _Sites:
 
     def __init__(self, jaxpr: Any, collector: Collector):
         self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
-        self.signature = collector.part(signature({"call_jaxpr": jaxpr}))
+        self.signature = collector.part(_signature({"call_jaxpr": jaxpr}))
         self.whose = collector.alike()
 
-    def run(
-        self, consts: Sequence[Any], args: Sequence[Any], shared: Any
-    ) -> tuple[list[Any], Logs]:
-        return evaluate(self.jaxpr, args, Feed([], shared, self.whose), consts)
+    def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:
+        return Runner(self.whose).run(self.jaxpr, args, Arrays([], shared), consts)
 
 
 def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -73,10 +86,15 @@ def _record(sites: _Sites, collector: Collector, logs: Logs) -> None:
         collector.record(spec.info, arrays)
 
 
-def custom_jvp(
-    fun: Any, jvp: Any, args: Sequence[Any], symbolic_zeros: bool, collector: Collector
+def _call_jvp(
+    primitive: Any,
+    functions: Sequence[Any],
+    args: Sequence[Any],
+    params: Params,
+    collector: Collector,
 ) -> list[Any] | None:
     """Calls a `custom_jvp` function, its logs brought out. `None`: it has no sites."""
+    fun, jvp = functions
     if _compat.holds_no_module(fun):
         return None
     jaxpr, consts = _traced(fun, args)
@@ -85,7 +103,7 @@ def custom_jvp(
         return None
 
     @jax.custom_jvp
-    def call(consts: Any, args: Any, shared: Any) -> tuple[list[Any], Logs]:
+    def call(consts: Any, args: Any, shared: Any) -> Outcome:
         return sites.run(consts, args, shared)
 
     def rule(primals: Any, tangents: Any) -> Any:
@@ -96,23 +114,22 @@ def custom_jvp(
         _, logs = sites.run(consts, args, shared)
         return (outs, logs), (out_tangents, jax.tree.map(_no_tangent, logs))
 
-    call.defjvp(rule, symbolic_zeros=symbolic_zeros)
+    call.defjvp(rule, symbolic_zeros=params["symbolic_zeros"])
     outs, logs = call(consts, list(args), _shared(sites, collector))
     _record(sites, collector, logs)
     _compat.keep_one(fun, jvp)
     return outs
 
 
-def custom_vjp(
-    fun: Any,
-    fwd: Any,
-    bwd: Any,
+def _call_vjp(
+    primitive: Any,
+    functions: Sequence[Any],
     args: Sequence[Any],
-    out_trees: Callable[[], Any],
-    symbolic_zeros: bool,
+    params: Params,
     collector: Collector,
 ) -> list[Any] | None:
     """Calls a `custom_vjp` function, its logs brought out. `None`: it has no sites."""
+    fun, fwd, bwd = functions
     if _compat.holds_no_module(fun):
         return None
     jaxpr, consts = _traced(fun, args)
@@ -123,7 +140,7 @@ def custom_vjp(
     staging = _compat.is_staging_trace(_compat.current_trace())
 
     @jax.custom_vjp
-    def call(consts: Any, args: Any, shared: Any) -> tuple[list[Any], Logs]:
+    def call(consts: Any, args: Any, shared: Any) -> Outcome:
         return sites.run(consts, args, shared)
 
     def call_fwd(consts: Any, args: Any, shared: Any) -> Any:
@@ -135,7 +152,7 @@ def custom_vjp(
         with _inside_rule(sites.whose, shared):
             outs = list(_compat.fresh(fwd).call_wrapped(*flat))
         # Residuals that are arguments aren't returned twice.
-        _, res_tree, forwarded = out_trees()
+        _, res_tree, forwarded = params["out_trees"]()
         num_returned = res_tree.num_leaves - sum(f is not None for f in forwarded)
         returned = iter(outs[:num_returned])
         res = [next(returned) if f is None else args_[f] for f in forwarded]
@@ -145,7 +162,7 @@ def custom_vjp(
     def call_bwd(saved: Any, cotangents: Any) -> Any:
         res, shared = saved
         outs, _ = cotangents
-        if not symbolic_zeros:
+        if not params["symbolic_zeros"]:
             outs = [_instantiated(c) for c in outs]
         with _inside_rule(sites.whose, shared):
             return None, _compat.call_bwd(bwd, res, outs), None
@@ -194,44 +211,54 @@ def _instantiated(cotangent: Any) -> Any:
     return cotangent
 
 
-def _vmap_signature(params: dict[str, Any]) -> Signature:
+def _vmap_signature(params: Params) -> Signature:
     return of_jaxpr(params["call"])
 
 
-def _run_custom_vmap(
-    params: dict[str, Any], args: Sequence[Any], feed: Feed
-) -> tuple[list[Any], Logs]:
+def _vmap_bodies(params: Params, num_operands: int) -> list[Body]:
+    return [Body(params["call"], range(num_operands))]
+
+
+def _run_vmap(
+    params: Params, args: Sequence[Any], arrays: Arrays, runner: AbstractRunner
+) -> Outcome:
     """`jax.custom_batching.custom_vmap`: the rule makes the outputs, and the logs are
     those of the function for each example.
     """
+    assert isinstance(runner, Runner)
+    lasting = runner.lasting()  # the rule outlives the call
 
-    whose = feed.whose.alike()  # the rule outlives the call
-
-    def run(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
-        return evaluate(params["call"], args, Feed(slots, shared, whose))
+    def run(args: Any, arrays: Arrays) -> Outcome:
+        return lasting.run(params["call"], args, arrays)
 
     call = jax.custom_batching.custom_vmap(run)
 
     @call.def_vmap
-    def rule(axis_size: int, batched: Any, args: Any, slots: Any, shared: Any) -> Any:
-        if slots:
-            site = whose.part(_vmap_signature(params)).asks[0].site
+    def rule(axis_size: int, batched: Any, args: Any, arrays: Arrays) -> Any:
+        if arrays.slots:
+            site = lasting.inside(params["call"]).asks[0].site
             lost(site, "it is inside a `custom_vmap`, whose rule stands in its place.")
         unflatten = params["in_tree"].unflatten
-        with _inside_rule(whose, shared):
+        with _inside_rule(lasting.whose, arrays.shared):
             outs, outs_batched = params["rule"](
                 axis_size, list(unflatten(batched[0])), *unflatten(args)
             )
         axes = jax.tree.map(lambda b: 0 if b else None, batched)
         logs_of = lambda *args: run(*args)[1]
-        logs = jax.vmap(logs_of, in_axes=tuple(axes), axis_size=axis_size)(
-            args, slots, shared
-        )
+        logs = jax.vmap(logs_of, in_axes=tuple(axes), axis_size=axis_size)(args, arrays)
         flat = jax.tree.leaves
         logs_batched = jax.tree.map(lambda _: True, logs)
         return (flat(outs), logs), (flat(outs_batched), logs_batched)
 
-    return call(list(args), feed.slots, feed.shared)
+    return call(list(args), arrays)
 
 
-custom_vmap = Rule(_vmap_signature, _run_custom_vmap)
+register(
+    _compat.custom_jvp_call_p,
+    Rule(_signature, _bodies, None, call=_call_jvp, own_derivative=True),
+)
+register(
+    _compat.custom_vjp_call_p,
+    Rule(_signature, _bodies, None, call=_call_vjp, own_derivative=True),
+)
+register(_compat.custom_vmap_p, Rule(_vmap_signature, _vmap_bodies, _run_vmap))

@@ -14,24 +14,26 @@ from jax.sharding import PartitionSpec
 
 from ... import _compat
 from ..collector import Collector
-from ..lift import evaluate, Feed, Logs
-from ..signature import of_jaxpr, Signature, TapSpec
-from ..site import Ask
+from ..messages import Ask
+from ..reading import of_jaxpr
+from ..rule import Arrays, Body, Outcome, Params, register, Rule
+from ..signature import Signature, TapSpec
+from ..trace import Runner
 
 
-def _manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
+def _manual_axes(params: Params) -> tuple[str, ...]:
     """The axes that the body runs over, in the order of the mesh."""
     manual = params["newly_manual_axes"]
     return tuple(name for name in params["mesh"].axis_names if name in manual)
 
 
-def num_devices(params: dict[str, Any]) -> int:
+def _num_devices(params: Params) -> int:
     """On how many devices the body runs."""
     return math.prod(params["mesh"].shape[name] for name in _manual_axes(params))
 
 
-def signature(params: dict[str, Any]) -> Signature:
-    inside, size = of_jaxpr(params["jaxpr"]), num_devices(params)
+def _signature(params: Params) -> Signature:
+    inside, size = of_jaxpr(params["jaxpr"]), _num_devices(params)
 
     def tap(spec: TapSpec) -> TapSpec:
         axes = spec.info.axes.with_device(size)
@@ -55,14 +57,19 @@ def signature(params: dict[str, Any]) -> Signature:
     )
 
 
-def shard_map(
+def _bodies(params: Params, num_operands: int) -> list[Body]:
+    return [Body(params["jaxpr"], range(num_operands), _num_devices(params))]
+
+
+def _call(
     primitive: Any,
-    fun: Any,
+    functions: Sequence[Any],
     args: Sequence[Any],
-    params: dict[str, Any],
+    params: Params,
     collector: Collector,
 ) -> Any:
     """Runs a `shard_map`, its logs brought out. `None`: it has no sites."""
+    (fun,) = functions
     returned: list[Any] = []
 
     def bind(*args: Any) -> list[Any]:
@@ -80,7 +87,7 @@ def shard_map(
             outs = _compat.eval_jaxpr(jaxpr, consts, *args)
         return returned[0].update(outs)
     params = equation.params
-    inside = collector.part(signature(params))
+    inside = collector.part(_signature(params))
     if not inside:
         return None
     mesh, axes = params["mesh"], _manual_axes(params)
@@ -89,10 +96,10 @@ def shard_map(
     shared = {info.name: list(collector.supply(info)) for info in inside.arrays}
     devices = PartitionSpec(_manual_axes(params))
 
-    def body(args: Any, slots: Any, shared: Any) -> tuple[list[Any], Logs]:
+    def body(args: Any, slots: Any, shared: Any) -> Outcome:
         mine = [[x[0] for x in arrays] for arrays in slots]
-        feed = Feed(mine, shared, collector)
-        outs, logs = evaluate(params["jaxpr"], args, feed)
+        given = Arrays(mine, shared)
+        outs, logs = Runner(collector).run(params["jaxpr"], args, given)
         return outs, [[jnp.expand_dims(x, 0) for x in arrays] for arrays in logs]
 
     outs, logs = jax.shard_map(
@@ -106,3 +113,6 @@ def shard_map(
     for spec, arrays in zip(inside.taps, logs, strict=True):
         collector.record(spec.info, arrays)
     return returned[0].update(outs)
+
+
+register(_compat.shard_map_p, Rule(_signature, _bodies, None, call=_call))

@@ -11,10 +11,21 @@ from typing import Any
 
 from jax import lax
 
-from ..._compat import bind_root, parts_of, Root
-from ..lift import evaluate, Feed, Logs, Params, Rule, zeros
+from ... import _compat
 from ..primitives import lost
-from ..signature import join, of_jaxpr, Signature
+from ..reading import of_jaxpr
+from ..rule import (
+    AbstractRunner,
+    Arrays,
+    Body,
+    Logs,
+    Outcome,
+    Params,
+    register,
+    Rule,
+)
+from ..signature import join, Signature
+from ..values import zeros
 
 
 def _of_solver(jaxpr: Any) -> Signature:
@@ -33,16 +44,24 @@ def _linear_signature(params: Params) -> Signature:
     return _of_solver(params["jaxprs"].solve)
 
 
+def _linear_bodies(params: Params, num_operands: int) -> list[Body]:
+    # Its other parts are for the derivative.
+    lengths, every = params["const_lengths"], range(num_operands)
+    start, end = lengths.matvec + lengths.vecmat, sum(lengths)
+    operands = [*every[start : start + lengths.solve], *every[end:]]
+    return [Body(params["jaxprs"].solve, operands)]
+
+
 def _run_linear(
-    params: Params, args: Sequence[Any], feed: Feed
-) -> tuple[list[Any], Logs]:
+    params: Params, args: Sequence[Any], arrays: Arrays, runner: AbstractRunner
+) -> Outcome:
     jaxprs, lengths = params["jaxprs"], list(params["const_lengths"])
     starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     consts = [list(args[i:j]) for i, j in zip(starts, starts[1:], strict=False)]
     b = list(args[starts[-1] :])
 
-    def part(i: int, x: Sequence[Any]) -> tuple[list[Any], Logs]:
-        return evaluate(jaxprs[i], [*consts[i], *x], feed)
+    def part(i: int, x: Sequence[Any]) -> Outcome:
+        return runner.run(jaxprs[i], [*consts[i], *x], arrays)
 
     def with_aux(outs: list[Any], logs: Logs) -> Any:
         return outs[: len(b)], (outs[len(b) :], logs)
@@ -54,7 +73,7 @@ def _run_linear(
     def transpose_solve(vecmat: Any, x: Any) -> Any:
         del vecmat
         outs, _ = part(3, x)
-        specs = feed.whose.part(_linear_signature(params)).taps
+        specs = runner.inside(jaxprs.solve).taps
         return with_aux(outs, [[zeros(s) for s in spec.shapes] for spec in specs])
 
     x, (aux, logs) = lax.custom_linear_solve(
@@ -67,7 +86,7 @@ def _run_linear(
     return [*x, *aux], logs
 
 
-linear_solve = Rule(_linear_signature, _run_linear)
+register(_compat.linear_solve_p, Rule(_linear_signature, _linear_bodies, _run_linear))
 
 
 #
@@ -77,26 +96,35 @@ linear_solve = Rule(_linear_signature, _run_linear)
 
 
 def _high_signature(params: Params) -> Signature:
-    parts: Any = parts_of(params)
+    parts: Any = _compat.parts_of(params)
     whole = join(of_jaxpr(jaxpr) for jaxpr in parts)
-    if not isinstance(parts, Root):
+    if not isinstance(parts, _compat.Root):
         return whole
     # The other parts are run without being heard, but with the arrays of their hooks.
     return dataclasses.replace(_of_solver(parts.solve), shared=whole.arrays)
 
 
+def _high_bodies(params: Params, num_operands: int) -> list[Body]:
+    parts: Any = _compat.parts_of(params)
+    if parts is None:
+        return []
+    # Of a `custom_root`, the first is the solver, with its arguments in front.
+    jaxpr, _ = _compat.open_jaxpr(parts[0])
+    return [Body(jaxpr, range(len(jaxpr.invars)))]
+
+
 def _run_high(
-    params: Params, args: Sequence[Any], feed: Feed
-) -> tuple[list[Any], Logs]:
-    parts: Any = parts_of(params)
-    if not isinstance(parts, Root):
-        return evaluate(parts.apply, args, feed)
-    whose = feed.whose.alike()  # the derivative is made after the call
+    params: Params, args: Sequence[Any], arrays: Arrays, runner: AbstractRunner
+) -> Outcome:
+    parts: Any = _compat.parts_of(params)
+    if not isinstance(parts, _compat.Root):
+        return runner.run(parts.apply, args, arrays)
+    lasting = runner.lasting()  # the derivative is made after the call
 
-    def part(i: int, args: Sequence[Any], shared: Any) -> tuple[list[Any], Logs]:
-        return evaluate(parts[i], args, Feed([], shared, whose))
+    def part(i: int, args: Sequence[Any], shared: Any) -> Outcome:
+        return lasting.run(parts[i], args, Arrays([], shared))
 
-    return bind_root(params, args, feed.shared, part)
+    return _compat.bind_root(params, args, arrays.shared, part)
 
 
-custom_root = Rule(_high_signature, _run_high)
+register(_compat.call_hi_primitive_p, Rule(_high_signature, _high_bodies, _run_high))

@@ -12,10 +12,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from ... import _compat
-from ..lift import evaluate, Feed, Logs, Params, Rule, zeros
+from ..messages import Ring
 from ..primitives import lost
-from ..signature import join, of_jaxpr, Signature, TapSpec
-from ..site import Ring
+from ..reading import of_jaxpr
+from ..rule import (
+    AbstractRunner,
+    Arrays,
+    Body,
+    Logs,
+    Outcome,
+    Params,
+    register,
+    Rule,
+)
+from ..signature import join, Signature, TapSpec
+from ..values import zeros
 from .cond import counted
 
 
@@ -105,21 +116,33 @@ def _read(spec: TapSpec, ring: State) -> list[Any]:
     return [*(read(x) for x in kept), jnp.expand_dims(count, place)]
 
 
-def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Logs]:
+def _bodies(params: Params, num_operands: int) -> list[Body]:
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    every = range(num_operands)
+    carry = every[num_cond + num_body :]
+    body_consts = every[num_cond : num_cond + num_body]
+    return [
+        Body(params["cond_jaxpr"], [*every[:num_cond], *carry], None),
+        Body(params["body_jaxpr"], [*body_consts, *carry], None),
+    ]
+
+
+def _run(
+    params: Params, args: Sequence[Any], arrays: Arrays, runner: AbstractRunner
+) -> Outcome:
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts = args[:num_cond]
     body_consts = args[num_cond : num_cond + num_body]
     init = args[num_cond + num_body :]
     cond_taps, body_taps = (
-        feed.whose.part(of_jaxpr(params[name])).taps
-        for name in ("cond_jaxpr", "body_jaxpr")
+        runner.inside(params[name]).taps for name in ("cond_jaxpr", "body_jaxpr")
     )
     taps = (*cond_taps, *body_taps)
     varying = _compat.varying(s for spec in taps for s in spec.shapes)
 
-    def check(carry: Any, once_more: bool = True) -> tuple[list[Any], Logs]:
+    def check(carry: Any, once_more: bool = True) -> Outcome:
         args = [*cond_consts, *carry]
-        return evaluate(params["cond_jaxpr"], args, feed, once_more=once_more)
+        return runner.run(params["cond_jaxpr"], args, arrays, once_more=once_more)
 
     def put(rings: list[State], specs: Sequence[TapSpec], found: Logs) -> list[State]:
         rings = [_put(*x) for x in zip(specs, rings, found, strict=True)]
@@ -141,12 +164,14 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
         carry, steps, of_cond, of_body = state
         if early:
             of_cond = put(of_cond, cond_taps, check(carry)[1])
-        outs, found = evaluate(params["body_jaxpr"], [*body_consts, *carry], feed)
-        return outs, steps + 1, of_cond, put(of_body, body_taps, found)
+        outs, found = runner.run(params["body_jaxpr"], [*body_consts, *carry], arrays)
+        steps = None if steps is None else steps + 1
+        return outs, steps, of_cond, put(of_body, body_taps, found)
 
     rings = [[_empty(t) for t in specs] for specs in (cond_taps, body_taps)]
     rings = _compat.as_varying(rings, varying)
-    state = list(init), jnp.zeros((), jnp.int32), *rings
+    steps = jnp.zeros((), jnp.int32) if cond_taps and not early else None
+    state = list(init), steps, *rings
     carry, steps, of_cond, of_body = lax.while_loop(cond, body, state)
     if cond_taps:
         of_cond = put(of_cond, cond_taps, check(carry)[1])
@@ -156,4 +181,4 @@ def _run(params: Params, args: Sequence[Any], feed: Feed) -> tuple[list[Any], Lo
     return list(carry), logs
 
 
-while_loop = Rule(_signature, _run)
+register(_compat.while_p, Rule(_signature, _bodies, _run, sees_into=True))

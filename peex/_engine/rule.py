@@ -1,0 +1,120 @@
+"""What the engine knows of a primitive that has bodies: its [`Rule`][].
+
+Everything that looks into programs asks the rule: the trace that brings sites out, the
+values inside of a forward pass, the FLOPs, the call tree. So what is particular to a
+primitive stands in one file of `rules`, which registers it.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .signature import Signature
+
+
+Params = dict[str, Any]
+# What each tap hands out: the arrays of its log, and the count if it is counted.
+Logs = list[list[Any]]
+Outcome = tuple[list[Any], Logs]
+
+
+class Arrays(NamedTuple):
+    """What the sites in a body are given.
+
+    - `slots`: the buffers and data that they ask for call by call, in order.
+    - `shared`: the arrays of hooks and logs, which are the same for all, by name.
+    """
+
+    slots: list[Any]
+    shared: dict[tuple[int, str], Any]
+
+
+class AbstractRunner(abc.ABC):
+    """Runs the bodies of a primitive, on behalf of who takes something out of them."""
+
+    @abc.abstractmethod
+    def inside(self, jaxpr: Any) -> Signature:
+        """What is taken out of a body."""
+
+    @abc.abstractmethod
+    def run(
+        self,
+        jaxpr: Any,
+        args: Sequence[Any],
+        arrays: Arrays,
+        consts: Sequence[Any] | None = None,
+        once_more: bool = False,
+    ) -> Outcome:
+        """Runs a body: its outputs, and what `inside` says, in this order. `consts` are
+        given if they aren't those of the jaxpr. `once_more` says that the body runs at
+        another place, too, where other wrappers hear of it.
+        """
+
+    @abc.abstractmethod
+    def lasting(self) -> "AbstractRunner":
+        """One that holds nothing of this call, for what JAX runs later."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """One program inside of a primitive.
+
+    - `jaxpr`: the program.
+    - `operands`: which operands of the primitive are its arguments, by position.
+    - `times`: how often it runs; `None` if that isn't known before.
+    """
+
+    jaxpr: Any
+    operands: Sequence[int]
+    times: Any = 1
+
+    @property
+    def times_counted(self) -> Any:
+        """How often it runs, as far as that is known: of a `while` one iteration."""
+        return 1 if self.times is None else self.times
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How sites are brought out of one primitive.
+
+    - `signature`: what it taps and asks for as a whole, from its parameters.
+    - `bodies`: the programs that it runs, from its parameters and the number of its
+        operands. (Not those of derivatives.)
+    - `rebind`: binds it again, with what a runner takes out of its bodies as further
+        outputs; from its parameters, operands, and the arrays for its sites. The logs
+        are in the order of the signature.
+    - `call`: for a primitive that comes with functions in the place of jaxprs, calls
+        it, its sites brought out; `None` where it has none. The arguments are the
+        primitive, the functions, the operands, the parameters, and the collector.
+    - `sees_into`: whether its bodies run as they are written, so that values in them
+        have names.
+    - `exclusive`: whether only one of its bodies runs, which its first operand chooses.
+    - `own_derivative`: whether it has a derivative rule of its own.
+    - `forwards`: whether outputs that are operands of its one body are these objects.
+    - `jit_options`: for a primitive that is a jit, the options of `jax.jit`.
+    """
+
+    signature: Callable[[Params], Signature]
+    bodies: Callable[[Params, int], list[Body]]
+    rebind: Callable[[Params, Sequence[Any], Arrays, AbstractRunner], Outcome] | None
+    call: Callable[[Any, Sequence[Any], Sequence[Any], Params, Any], Any] | None = None
+    sees_into: bool = False
+    exclusive: bool = False
+    own_derivative: bool = False
+    forwards: bool = False
+    jit_options: Callable[[Params], dict[str, Any]] | None = None
+
+
+_rules: dict[Any, Rule] = {}
+
+
+def register(primitive: Any, rule: Rule) -> None:
+    """Makes the engine see into a primitive."""
+    _rules[primitive] = rule
+
+
+def rule_of(primitive: Any) -> Rule | None:
+    """The rule of a primitive, if it has one."""
+    return _rules.get(primitive)

@@ -1,0 +1,78 @@
+"""Bringing logs out before JAX does something to a primitive that would run its bodies
+otherwise than they are written.
+
+JAX batches a `cond` with a batched index, and a `while` with a batched condition, by
+running every branch for every example and selecting afterwards. A tap left inside would
+hand out values of branches that an example didn't take; and each branch would ask for a
+buffer of its own. And it solves a `custom_linear_solve` once more for the tangent.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax import lax
+
+from ... import _compat
+from ..collector import Collector
+from ..primitives import ask_p, tap_p
+from ..reading import of_primitive
+from ..signature import Signature
+from ..site import Site
+from ..trace import bring_out
+
+
+class _LogsOnly(Collector):
+    """Takes taps, and asks for buffers, of every depth; leaves marks where they are."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=-1)
+
+    def mine(self, site: Site) -> bool:
+        return True
+
+    def alike(self) -> Collector:
+        return self
+
+    def takes(self, primitive: Any, info: Any) -> bool:
+        return primitive in (ask_p, tap_p)
+
+    def part(self, signature: Signature) -> Signature:
+        return dataclasses.replace(signature, marked=())
+
+
+def logs_out_first(primitive: Any) -> Callable[..., Any]:
+    """A batching rule that brings logs out before the primitive is batched."""
+    default = _compat.batchers[primitive]
+    collector = _LogsOnly()
+
+    def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+        batched = primitive is not lax.cond_p or dims[0] is not None
+        if not batched or not collector.part(of_primitive(primitive, params)):
+            return default(axis, args, dims, **params)
+
+        def run(*args: Any) -> list[Any]:
+            return bring_out(primitive, args, params, collector)
+
+        return _compat.batch_as_is(run, axis, dims, args)
+
+    return rule
+
+
+def logs_before_tangents(primitive: Any) -> Callable[..., Any]:
+    """A derivative rule that brings logs out first: JAX solves once more for the
+    tangent, and its sites would be heard once more.
+    """
+    default = _compat.primitive_jvps[primitive]
+    collector = _LogsOnly()
+
+    def rule(primals: Any, tangents: Any, **params: Any) -> Any:
+        if not collector.part(of_primitive(primitive, params)):
+            return default(primals, tangents, **params)
+
+        def run(*args: Any) -> list[Any]:
+            return bring_out(primitive, args, params, collector)
+
+        return _compat.jvp_as_is(run, primals, tangents)
+
+    return rule

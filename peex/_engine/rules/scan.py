@@ -1,0 +1,84 @@
+"""`scan`: one more step axis."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ... import _compat
+from ..messages import Ask, Axes, Tap
+from ..reading import of_jaxpr
+from ..rule import AbstractRunner, Arrays, Body, Outcome, Params, register, Rule
+from ..signature import Signature, TapSpec
+
+
+def _signature(params: Params) -> Signature:
+    inside, length = of_jaxpr(params["jaxpr"]), params["length"]
+
+    def stacked(shape: Any, axes: Axes) -> Any:
+        return _compat.with_axis(shape, axes.step_place, length)
+
+    def tap(spec: TapSpec) -> TapSpec:
+        axes = spec.info.axes
+        shapes = tuple(stacked(s, axes) for s in spec.shapes)
+        info = dataclasses.replace(spec.info, axes=axes.with_step(length))
+        return TapSpec(info, shapes)
+
+    def ask(info: Ask) -> Ask:
+        shapes = tuple(stacked(s, info.axes) for s in info.shapes)
+        axes = info.axes.with_step(length)
+        return dataclasses.replace(info, shapes=shapes, axes=axes)
+
+    return dataclasses.replace(
+        inside,
+        taps=tuple(tap(t) for t in inside.taps),
+        asks=tuple(ask(a) for a in inside.asks),
+    )
+
+
+def _bodies(params: Params, num_operands: int) -> list[Body]:
+    return [Body(params["jaxpr"], range(num_operands), params["length"])]
+
+
+def _run(
+    params: Params, args: Sequence[Any], arrays: Arrays, runner: AbstractRunner
+) -> Outcome:
+    num_consts, num_carry = _compat.scan_layout(params)
+    consts, init = args[:num_consts], args[num_consts : num_consts + num_carry]
+    xs = args[num_consts + num_carry :]
+    inside = runner.inside(params["jaxpr"])
+
+    def body(carry: Any, x: Any) -> Any:
+        x, slots = x
+        given = Arrays(slots, arrays.shared)
+        outs, logs = runner.run(params["jaxpr"], [*consts, *carry, *x], given)
+        return outs[:num_carry], (outs[num_carry:], logs)
+
+    carry, (ys, logs) = lax.scan(
+        body,
+        list(init),
+        (list(xs), _move_steps(arrays.slots, inside.asks, out=False)),
+        # A symbolic one, as in `jax.export`, is that of the inputs.
+        length=None if xs else params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    infos = [spec.info for spec in inside.taps]
+    return [*carry, *ys], _move_steps(logs, infos, out=True)
+
+
+def _move_steps(
+    arrays: list[list[Any]], infos: Sequence[Tap | Ask], out: bool
+) -> list[list[Any]]:
+    """`scan` has its steps in front; a log has them behind its device axes."""
+    moved = []
+    for xs, info in zip(arrays, infos, strict=True):
+        place = info.axes.step_place
+        ends = (0, place) if out else (place, 0)
+        moved.append([jnp.moveaxis(x, *ends) for x in xs] if place else xs)
+    return moved
+
+
+register(_compat.scan_p, Rule(_signature, _bodies, _run, sees_into=True))

@@ -1,0 +1,117 @@
+"""Calling a module with the sites around it."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from .. import _compat
+from .._engine.active_calls import Call, running
+from .._engine.at_site import at_site
+from .._engine.primitives import lost
+from .._engine.site import Path, Site
+from .._engine.values import is_state
+from .forward_pass import call_with_names
+
+
+def around(
+    sites: Sequence[Site | Path],
+    calls: Sequence[Call | None],
+    fn: Callable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Calls `fn` with the sites around it, those of the outermost wrapper outermost.
+    `calls` are the hooked calls that were running when the module was made.
+
+    Where that is compiled, its operations carry the key of the module in their names,
+    so that a profile names the layers.
+    """
+    # All in one function: JAX keeps the stack with each operation, at a cost that grows
+    # with its depth.
+    inside: list[Site] = []
+    around: list[Site] = []
+    contexts: list[contextlib.AbstractContextManager[Any]] = []
+    depth = -1
+    try:
+        for site in sites:
+            if not _is_spoken_to(site, calls):
+                continue
+            if site.depth != depth:
+                depth = site.depth
+                listener: Any = running(depth)
+                if listener.probes is not None and listener.probes.listens:
+                    contexts.append(listener.probes.within(site.module))
+            if isinstance(site, Path):
+                continue
+            if not (inside or around) and _compat.is_compiled(_compat.current_trace()):
+                scope = jax.named_scope(site.module)
+                scope.__enter__()
+                contexts.append(scope)
+            if site.inside is not None:
+                inside.append(site)
+                continue
+            around.append(site)
+            if site.pre and site.with_kwargs:
+                args, kwargs = at_site(site, (args, kwargs))
+            elif site.pre:
+                args = at_site(site, args)
+        if inside:
+            out = call_with_names(inside, fn, args, kwargs)
+        else:
+            out = fn(*args, **kwargs)
+        for site in reversed(around):
+            if site.pre:
+                continue
+            if type(out) is tuple and len(out) == 2 and is_state(out[1]):
+                # A stateful layer: the state isn't what it computed.
+                new = at_site(site, out[0])
+                out = out if new is out[0] else (new, out[1])
+            else:
+                out = at_site(site, out)
+        return out
+    finally:
+        for context in reversed(contexts):
+            context.__exit__(None, None, None)
+
+
+def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
+    """Whether the hooked call that a module was instrumented for is the one that is
+    running at the depth of its site.
+
+    **Raises:** `SiteLostError` if it isn't, and the hook can't act or the value can't
+    be brought there.
+    """
+    listener = running(site.depth)
+    mine = calls[site.depth] if site.depth < len(calls) else None
+    if listener is not None and listener.call is mine:
+        return True
+    if isinstance(site, Path):
+        return False
+    if mine is not None and not mine.ended:
+        if mine.thread != threading.get_ident():
+            lost(
+                site,
+                "it ran on another thread than the hooked call, which knows nothing of "
+                "it. Run it on the same thread, as in `list(map(f, xs))`.",
+            )
+        return False  # in a derivative rule, where another wrapper is listened to
+    if _compat.is_eval_trace(_compat.current_trace()) and (
+        _compat.in_callback() or (mine is None and listener is None)
+    ):
+        lost(
+            site,
+            "it ran outside of the hooked call, in a function that a compiled program "
+            "calls, as `jax.pure_callback` does.",
+        )
+    if mine is None:
+        return False  # in a derivative rule: the function that it is of is heard
+    if site.hook is not None and (site.hook.shapes or site.indexed):
+        lost(
+            site,
+            "it ran after the hooked call had ended (in a derivative rule or a "
+            "function that the model returned), where its hook's arrays don't exist.",
+        )
+    return False
