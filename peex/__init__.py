@@ -1,7 +1,23 @@
 """Runtime hooks for Equinox models: wrap a model, and it hands back what its parts
 computed (activations) and received (cotangents), or changes them on the way.
+
+- Wrap a model: `ForwardHook`, `BackwardHook`, `value_and_grad` (which returns `Logs`).
+  What comes back is a `Log`.
+- See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`).
+- Change values: `AddHook`, `ScaleHook`, `ZeroHook`, `Chain` of several, `PatchHook`
+  with values of another run, `AtStep` for some steps only; your own is an
+  `AbstractHook` or any function. `IdentityHook` changes nothing.
+- Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
+  `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
+  records the value itself.
+- Name a value in a model's own code: `probe`.
+- Let go of what calls have left in caches: `clear_caches`.
+- What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
+  `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
+  `LogTooLargeError`, `NotInitialisedError`.
 """
 
+from ._caches import clear_caches as clear_caches
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
@@ -41,3 +57,45 @@ from ._report.sites import Sites as Sites, sites as sites
 from ._wrappers.backward import BackwardHook as BackwardHook
 from ._wrappers.forward import ForwardHook as ForwardHook
 from ._wrappers.value_and_grad import Logs as Logs, value_and_grad as value_and_grad
+
+
+__all__ = [
+    "AbstractHook",
+    "AbstractLog",
+    "AddHook",
+    "AtStep",
+    "BackwardHook",
+    "Chain",
+    "ForwardHook",
+    "HistogramLog",
+    "HookShapeError",
+    "IdentityHook",
+    "IdentityLog",
+    "Log",
+    "LogShapeError",
+    "LogTooLargeError",
+    "LogValueError",
+    "Logs",
+    "MaxAbsLog",
+    "MeanLog",
+    "MeanStd",
+    "MeanStdLog",
+    "NoneLog",
+    "NormLog",
+    "NotInitialisedError",
+    "PatchHook",
+    "PeexError",
+    "Report",
+    "ReportDiff",
+    "ScaleHook",
+    "SiteLostError",
+    "SiteNotFiredError",
+    "SiteNotFoundError",
+    "Sites",
+    "ZeroHook",
+    "clear_caches",
+    "probe",
+    "report",
+    "sites",
+    "value_and_grad",
+]

@@ -9,6 +9,7 @@ import pytest
 from closeness import assert_close
 
 import peex as px
+from peex import _caches
 
 
 def mlp(seed=0, width=4):
@@ -289,3 +290,14 @@ def test_donated_buffers_forward():
     assert x.is_deleted()
     assert_close(out, 2 * X)
     assert_close(log["."], 2 * X)
+
+
+def test_clear_caches():
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    hooked = px.ForwardHook(linear, method=lambda m, x: jax.jit(lambda x: m(x))(x))
+    before, log = hooked(jnp.ones(2))
+    assert any(_caches._caches)
+    px.clear_caches()
+    assert not any(_caches._caches)
+    after, again = hooked(jnp.ones(2))
+    assert jnp.array_equal(before, after) and log == again

@@ -272,6 +272,27 @@ def test_a_function_around_a_module_with_values_inside():
     assert_close(log["./around"], jnp.sin(jnp.tanh(1.4 * V)) + 1)
 
 
+def test_a_function_named_as_one_of_peex_s_own():
+    # Which are on the stack, too, where a part is called.
+    class Outer(eqx.Module):
+        part: Weighted
+
+        def __call__(self, x):
+            return 3 * self.method(x)
+
+        def method(self, x):
+            return jnp.sin(self.around(x)) + 1
+
+        def around(self, x):
+            return 2 * self.part(x)
+
+    model = Outer(Weighted(jnp.array(0.7)))
+    where = ["./around", "./method"]
+    _, log = px.ForwardHook(model, where=where)(V)
+    assert list(log) == where
+    assert_close(log["./around"], 2 * model.part(V))
+
+
 class Turns(eqx.Module):
     """A function that begins with sin and cos by turns, called in all ways."""
 

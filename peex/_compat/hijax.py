@@ -2,11 +2,12 @@
 their parameters. From JAX 0.12 on `custom_root` is one.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+
+from .._caches import weak_cache
 
 
 class Root(NamedTuple):
@@ -30,7 +31,7 @@ class LinearMap(NamedTuple):
     apply: Any
 
 
-_known: weakref.WeakKeyDictionary[Any, Root | LinearMap] = weakref.WeakKeyDictionary()
+_known = weak_cache()
 
 
 def parts_of(params: dict[str, Any]) -> Root | LinearMap | None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from .. import _compat
+from .._caches import weak_cache
 from .rule import AbstractRunner, Outcome, Params, Rule
 
 
@@ -15,7 +16,7 @@ from .rule import AbstractRunner, Outcome, Params, Rule
 # that is called often must not be traced anew at every call. So these are compiled, and
 # kept by their jaxprs, weakly: the compiled function finds its parameters in a box that
 # is filled during the call alone, so that nothing here keeps a jaxpr alive.
-_kept: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_kept = weak_cache()
 
 
 class _Box(threading.local):

@@ -11,12 +11,13 @@ from jax import lax
 from jax.extend.core import primitives
 
 from .. import _compat
+from .._caches import weak_cache
 from .primitives import ask_p, lost, mark_p, tap_p
 from .rule import rule_of
 from .signature import EMPTY, join, Signature, TapSpec
 
 
-_known: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
+_known = weak_cache()
 
 
 def of_jaxpr(jaxpr: Any) -> Signature:

@@ -263,7 +263,8 @@ class Reader:
         """Whether a function that is called is one of this module's: above the frame of
         `around` there is its own method first, and nothing of a part.
         """
-        if frame.f_code in self._parts:
+        code = frame.f_code
+        if code in self._parts or code.co_filename.startswith(_HERE):
             return False
         codes = []
         above: Any = frame.f_back

@@ -3,7 +3,6 @@
 Choosing sites and putting them in both walk like this, so they agree on every name.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .. import _compat
+from .._caches import weak_cache
 from .keys import components, Key
 
 
@@ -49,7 +49,7 @@ class _Kind(NamedTuple):
     callable_: bool
 
 
-_kinds: weakref.WeakKeyDictionary[type, _Kind] = weakref.WeakKeyDictionary()
+_kinds = weak_cache()
 
 
 def _kind(node: Any) -> _Kind:

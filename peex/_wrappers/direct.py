@@ -7,19 +7,19 @@ that is run. While JAX itself is staging, no call goes direct: then nothing depe
 what the process did before.
 """
 
-import weakref
 from typing import Any
 
 import jax.tree_util as jtu
 
 from .. import _compat
+from .._caches import weak_cache
 from .._sites.walk import unwrap
 from .plan import Plan
 
 
 # By what is run, and by plan and structure: whether no site was inside of what JAX
 # stages. If one was once, it stays at that.
-_learned: weakref.WeakKeyDictionary[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
+_learned = weak_cache()
 
 
 class Directness:
