@@ -1,12 +1,14 @@
-"""Set up before JAX and peex are: four CPU devices, for the tests of sharding; and the
-types of what peex's functions are given and return are checked. And the options of the
-tests.
+"""Set up before JAX and peex are: four CPU devices, for the tests of sharding; quick
+compilation; and checks of what peex's functions are given and return. And the options of
+the tests.
 """
 
+import gc
 import os
+import shutil
+import tempfile
 
 import pytest
-from beartype import BeartypeConf, BeartypeDecorPlace
 from beartype.claw import beartype_package
 
 
@@ -14,11 +16,15 @@ _FLAG = "--xla_force_host_platform_device_count=4"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
 
-# Innermost, as `jax.custom_jvp` makes no function of a function. (By jaxtyping's own
-# hook, which makes new functions of each inner one, the tests take twice as long.)
-beartype_package(
-    "peex", conf=BeartypeConf(claw_decor_place_func=BeartypeDecorPlace.FIRST)
-)
+# Most of the time would go to optimising programs that run once, and to compiling the
+# same ones in each worker. (CI runs the suite with optimisation, too.)
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+# (jaxtyping's own hook compiles new functions for each inner function, at each call of
+# the outer one: with it, many tests take twice as long.)
+beartype_package("peex")
 
 
 def pytest_addoption(parser):
@@ -31,6 +37,18 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        # Inherited by the workers.
+        config.compiled = tempfile.mkdtemp(prefix="peex-tests-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = config.compiled
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "compiled"):
+        shutil.rmtree(config.compiled, ignore_errors=True)
+
+
 @pytest.fixture
 def standard_promotion():
     """For tests that promote dtypes themselves: CI also runs the suite in the strict
@@ -40,3 +58,27 @@ def standard_promotion():
 
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture
+def optimised():
+    """For tests of what is compiled: programs are optimised as users' are."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """A worker stays small: what JAX has kept for one file isn't used by another."""
+    yield
+    import jax
+
+    import peex as px
+
+    px.clear_caches()
+    jax.clear_caches()
+    gc.collect()

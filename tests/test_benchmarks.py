@@ -15,6 +15,9 @@ import pytest
 import peex as px
 
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
+
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from benchmarks import compiled, contestants, models, run, timing
 from benchmarks.rows import Bench, Comparison, Figure, Outcome

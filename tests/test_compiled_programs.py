@@ -14,6 +14,9 @@ from jax import lax
 import peex as px
 
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
+
 DEPTH, BATCH, WIDTH = 3, 8, 16
 
 

@@ -18,6 +18,9 @@ from jax import lax
 import peex as px
 
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
+
 class Model(eqx.Module):
     """Layers under each transformation, and a batch of tokens as input."""
 

@@ -27,7 +27,7 @@ class Call:
         self.ended = False
 
 
-class Staged(BaseException):
+class NeedsTrace(BaseException):
     """A direct call has met a site inside of a program that JAX is staging: it must be
     made again, with a trace of its own (see `run` in `_wrappers/run.py`).
     """
@@ -64,7 +64,7 @@ class AbstractListener(abc.ABC):
 
 class _Running(threading.local):
     """The listeners on this thread, the outermost first, and the calls that they listen
-    for. `None` is one that isn't to be found (see `only_running`).
+    for. `None` is one that isn't to be found (see `only_listener`).
     """
 
     def __init__(self) -> None:
@@ -80,12 +80,12 @@ def next_depth() -> int:
     return len(_running.stack)
 
 
-def all_running() -> list[Any]:
+def active_listeners() -> list[Any]:
     """The collectors of the hooked calls that are running, the outermost first."""
     return [listener for listener in _running.stack if listener is not None]
 
 
-def running_calls() -> tuple[Call | None, ...]:
+def active_calls() -> tuple[Call | None, ...]:
     """The hooked calls that are running, by depth."""
     return _running.calls
 
@@ -94,7 +94,7 @@ def all_saved() -> Callable[[], None]:
     """What makes all hooked calls that are running forget what they hear from now on:
     a call inside of theirs may have to be made again.
     """
-    undo = [listener.saved() for listener in all_running()]
+    undo = [listener.saved() for listener in active_listeners()]
 
     def forget() -> None:
         for each in undo:
@@ -103,7 +103,7 @@ def all_saved() -> Callable[[], None]:
     return forget
 
 
-def running(depth: int) -> Any | None:
+def listener_at(depth: int) -> Any | None:
     """The collector of the hooked call at this depth, if it is still running."""
     stack = _running.stack
     return stack[depth] if depth < len(stack) else None
@@ -111,7 +111,7 @@ def running(depth: int) -> Any | None:
 
 @contextlib.contextmanager
 def started(listener: AbstractListener) -> Iterator[None]:
-    """Sites inside find `listener` through `running`, for one hooked call."""
+    """Sites inside find `listener` through `listener_at`, for one hooked call."""
     calls = _running.calls
     _running.stack.append(listener)
     _running.calls = (*calls, listener.call)
@@ -124,7 +124,7 @@ def started(listener: AbstractListener) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_running(listener: AbstractListener, depth: int) -> Iterator[None]:
+def only_listener(listener: AbstractListener, depth: int) -> Iterator[None]:
     """Sites inside find `listener` at this depth, and no other hooked call."""
     stack, calls = _running.stack, _running.calls
     _running.stack = [*[None] * depth, listener]
@@ -135,7 +135,7 @@ def only_running(listener: AbstractListener, depth: int) -> Iterator[None]:
         _running.stack, _running.calls = stack, calls
 
 
-class Speaking(_compat.PassingPrimitive):
+class SitePrimitive(_compat.PassingPrimitive):
     """A primitive by which a site speaks to its collector. Wherever it is bound, it is
     handed on by its rules until it comes to the collector's trace, and answered there.
     """
@@ -145,7 +145,7 @@ class Speaking(_compat.PassingPrimitive):
     def bind_with_trace(
         self, trace: Any, args: Any, avals: Any, params: Any, /
     ) -> list[Any]:
-        listener: AbstractListener | None = running(params["info"].site.depth)
+        listener: AbstractListener | None = listener_at(params["info"].site.depth)
         if listener is not None:
             if trace is listener.trace:
                 with _compat.set_current_trace(trace):
@@ -153,5 +153,5 @@ class Speaking(_compat.PassingPrimitive):
             if not _compat.hands_on(trace):
                 listener.stages = True
                 if listener.direct:
-                    raise Staged(listener.call)
+                    raise NeedsTrace(listener.call)
         return super().bind_with_trace(trace, args, avals, params)

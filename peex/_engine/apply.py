@@ -20,7 +20,7 @@ def is_array(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic)
 
 
-def act(
+def apply(
     site: Site,
     structure: Any,
     arrays: Arrays,
@@ -29,7 +29,7 @@ def act(
     data: Arrays = (),
 ) -> tuple[list[Any], list[Any], Any]:
     """What the hook makes of a value (its arrays, and the structure they are in), and
-    the leaves and structure of what the log makes of that. `data` is for an indexed
+    the leaves and structure of what the log makes of that. `data` is for a step
     hook.
 
     **Raises:** `HookShapeError`, `LogValueError`.
@@ -44,7 +44,7 @@ def act(
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
         try:
-            value = hook(value, data) if site.indexed else hook(value)
+            value = hook(value, data) if site.takes_data else hook(value)
         except HookShapeError as error:
             if site.key in str(error):
                 raise

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .. import _compat
-from .active_calls import running
-from .apply import act, is_array
+from .active_calls import listener_at
+from .apply import apply, is_array
 from .codec import encoded_shapes
 from .collector import Collector
-from .messages import Ask, ask_arrays, Axes, Mark, Tap
+from .messages import ArraysAsk, Ask, Axes, BufferAsk, DataAsk, Mark, Tap
 from .primitives import ask, lost, mark, tap
 from .site import Frozen, Site
 from .values import hidden_arrays, is_state, with_arrays
@@ -31,7 +31,7 @@ _ONE_ARRAY = jtu.tree_structure(0)
 def at_site(site: Site, value: Any) -> Any:
     """The value with hook and log applied; what isn't an array passes by."""
     if site.only_logs and not site.backward and isinstance(value, jax.Array):
-        collector = running(site.depth)
+        collector = listener_at(site.depth)
         if collector is not None and _compat.current_trace() is collector.trace:
             # Most of what eager calls do: no need for all that follows.
             collector.record(Tap(site, _ONE_ARRAY, _NO_AXES), [value])
@@ -72,14 +72,16 @@ def _is_differentiable(x: object) -> bool:
 
 def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     hook_arrays, log_arrays = _arrays(site, site.hook), _arrays(site, site.log)
-    collector: Any = running(site.depth)
+    collector: Any = listener_at(site.depth)
     data = _data(collector, site, arrays, hook_arrays)
-    arrays, logs, treedef = act(site, structure, arrays, hook_arrays, log_arrays, data)
+    arrays, logs, treedef = apply(
+        site, structure, arrays, hook_arrays, log_arrays, data
+    )
     info = Tap(site, treedef, _NO_AXES)
     if _compat.current_trace() is collector.trace:
         collector.record(info, logs)
     else:
-        collector.speaks(site)
+        collector.emits(site)
         # Its results aren't used: the value goes on as the very objects that it is.
         tap(arrays, logs, info)
     return arrays
@@ -91,19 +93,19 @@ def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
     """
     if frozen is None or not frozen.shapes:
         return ()
-    collector: Any = running(site.depth)
-    return _ask(collector, (), ask_arrays(site, frozen))
+    collector: Any = listener_at(site.depth)
+    return _ask(collector, (), ArraysAsk.of(site, frozen))
 
 
 def _data(
     collector: Collector, site: Site, arrays: Sequence[Any], hook_arrays: Any
 ) -> Sequence[Any]:
-    """What an indexed hook is given for this call, step and example."""
-    if not site.indexed or site.hook is None:
+    """What a step hook is given for this call, step and example."""
+    if not site.takes_data or site.hook is None:
         return ()
     local: Any = site.hook.thaw(hook_arrays)
     shapes = tuple(local.data_shapes([_shape(x) for x in arrays]))
-    return _ask(collector, arrays, Ask(site, "data", shapes, varying=_varying(arrays)))
+    return _ask(collector, arrays, DataAsk(site, shapes, varying=_varying(arrays)))
 
 
 def _varying(arrays: Sequence[Any]) -> frozenset[str]:
@@ -125,22 +127,21 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
 def _ask(collector: Collector, anchors: Sequence[Any], info: Ask) -> Sequence[Any]:
     if _compat.current_trace() is collector.trace:
         return collector.supply(info)
-    if not info.shared:
-        collector.speaks(info.site)
+    if not isinstance(info, ArraysAsk):
+        collector.emits(info.site)
     return ask(anchors, info)
 
 
 def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
-    collector: Any = running(site.depth)
-    if collector.silent:
+    collector: Any = listener_at(site.depth)
+    if collector.discards:
         return arrays
     data: Sequence[Any] = ()
-    if site.indexed:
+    if site.takes_data:
         data = _data(collector, site, arrays, _arrays(site, site.hook))
     logged = _logged(site, structure, arrays, data)
-    info = Ask(
+    info = BufferAsk(
         site,
-        "log",
         encoded_shapes(logged.leaves),
         varying=_varying(arrays),
         treedef=logged.treedef,
@@ -170,7 +171,7 @@ def _logged(
         return _Logged(shapes, structure)
     hook_arrays, log_arrays = (f.shapes if f else () for f in (site.hook, site.log))
     return jax.eval_shape(
-        lambda *args: _Logged(*act(site, structure, *args)[1:]),
+        lambda *args: _Logged(*apply(site, structure, *args)[1:]),
         shapes,
         hook_arrays,
         log_arrays,

@@ -19,7 +19,7 @@ from .site import Site
 
 
 # Why nothing arrived of a site that ran.
-UNHEARD = (
+NOT_RECEIVED = (
     "it ran in a function whose result isn't part of this program, as under "
     "`jax.linear_transpose`."
 )
@@ -29,8 +29,8 @@ class Collector(AbstractListener):
     """Takes what the sites of one wrapper hand out, and gives what they ask for.
 
     - `records`: the taps, in execution order.
-    - `spoke`: the sites that ran where only JAX can bring on what they say, by key.
-    - `heard`: the keys of the sites of which something arrived.
+    - `emitted`: the sites that ran where only JAX can bring on what they emit, by key.
+    - `received`: the keys of the sites of which something arrived.
     - `probes`: what it does at a `px.probe`, `None` for nothing.
     - `missed`: of named values that weren't found inside of their module, by key: the
         names that are there, and what hides the name.
@@ -43,9 +43,9 @@ class Collector(AbstractListener):
     direct = False
     # Whether it takes the taps of other wrappers too, to drop them: where something is
     # run once more.
-    drops = False
+    drops_others = False
     # Whether it brings nothing out, so that a primitive without a rule may hold sites.
-    silent = False
+    discards = False
 
     def __init__(self, depth: int, call: Call | None = None):
         self.depth = depth
@@ -55,14 +55,14 @@ class Collector(AbstractListener):
         self.frame: types.FrameType | None = None
         self.at_end: list[Callable[[], None]] = []
         self.records: list[tuple[Tap, list[Any]]] = []
-        self.spoke: dict[str, Site] = {}
-        self.heard: set[str] = set()
+        self.emitted: dict[str, Site] = {}
+        self.received: set[str] = set()
         self.probes: Any = None
         self.missed: dict[str, tuple[list[str], str | None]] = {}
         self.trace: _compat.Trace | None = None
 
     def record(self, info: Tap, arrays: list[Any]) -> None:
-        self.heard.add(info.site.key)
+        self.received.add(info.site.key)
         self.records.append((info, arrays))
 
     def saved(self) -> Callable[[], None]:
@@ -77,22 +77,22 @@ class Collector(AbstractListener):
 
         return undo
 
-    def speaks(self, site: Site) -> None:
+    def emits(self, site: Site) -> None:
         """A site has handed something to JAX, which has to bring it here. Unless this
         is under `jax.eval_shape`: there nothing runs, of which JAX keeps the result
         (so the next time not even Python does).
         """
-        known = site.key in self.spoke or site.key in self.heard
+        known = site.key in self.emitted or site.key in self.received
         if not known and not _compat.is_abstract(self.frame):
-            self.spoke[site.key] = site
+            self.emitted[site.key] = site
 
-    def check_heard(self) -> None:
+    def check_received(self) -> None:
         """Whatever ran must have arrived. A function that a library runs on its own,
         or in which JAX drops what isn't used, would lose it in silence.
         """
-        for key, site in self.spoke.items():
-            if key not in self.heard:
-                lost(site, UNHEARD)
+        for key, site in self.emitted.items():
+            if key not in self.received:
+                lost(site, NOT_RECEIVED)
 
     def mine(self, site: Site) -> bool:
         return site.depth == self.depth
@@ -101,9 +101,9 @@ class Collector(AbstractListener):
         """One that takes the same, and holds nothing of this call."""
         return Collector(self.depth, self.call)
 
-    def hears(self, site: Site) -> bool:
+    def receives(self, site: Site) -> bool:
         """Whether taps of this site come to it."""
-        return self.drops or self.mine(site)
+        return self.drops_others or self.mine(site)
 
     def takes(self, primitive: Any, info: Any) -> bool:
         """Whether it answers this tap, ask or mark."""

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from .. import _compat
-from .apply import act
+from .apply import apply
 from .codec import encode
 from .messages import Ask, Mark
 from .primitives import to_axis
@@ -89,7 +89,7 @@ def attach(
     if info.site.only_logs and alike:
         tied = list(values)
         for i, buffer in zip(info.places, buffers, strict=True):
-            tied[i] = tie_p.bind(tied[i], buffer)
+            tied[i] = add_buffer_p.bind(tied[i], buffer)
         return tied
     arrays = [*hook_arrays, *log_arrays]
     given = (False,) * len(arrays) + (True,) * len(data)
@@ -103,10 +103,10 @@ def attach(
             for size, name in zip(info.batch, info.names, strict=True)
         ),
     )
-    return pull_p.bind(*values, *buffers, *arrays, *data, pull=pull)
+    return cotangent_p.bind(*values, *buffers, *arrays, *data, pull=pull)
 
 
-def _pull_jvp(
+def _cotangent_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, pull: Pull
 ) -> tuple[list[Any], list[Any]]:
     values, linear = pull.split(primals)[0], tangents[: pull.num_linear]
@@ -114,16 +114,16 @@ def _pull_jvp(
         return values, list(linear[: len(values)])
     linear = [_compat.instantiate_zeros(t) for t in linear]
     given = primals[pull.num_linear :]
-    return values, pull_p.bind(*linear, *given, pull=pull)
+    return values, cotangent_p.bind(*linear, *given, pull=pull)
 
 
-def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
+def _cotangent_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
     cotangents = [_compat.instantiate_zeros(c) for c in cotangents]
     _, _, *given = pull.split(args)
 
     def one(cotangents: Any, given: Any) -> tuple[list[Any], list[Any]]:
         at_places = [cotangents[i] for i in pull.places]
-        new, logs, _ = act(pull.site, pull.structure, at_places, *given)
+        new, logs, _ = apply(pull.site, pull.structure, at_places, *given)
         new = [new[pull.places.index(i)] for i in range(len(cotangents))]
         return new, encode(logs)
 
@@ -145,53 +145,53 @@ def _pull_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
     ]
 
 
-def _pull_batch(
+def _cotangent_batch(
     axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, pull: Pull
 ) -> tuple[list[Any], list[int | None]]:
     num = pull.num_linear
     if all(d is None for d in dims):
-        return pull_p.bind(*args, pull=pull), [None] * pull.sizes[0]
+        return cotangent_p.bind(*args, pull=pull), [None] * pull.sizes[0]
     pairs = list(zip(args, dims, strict=True))
     linear = [to_axis(x, d, 0, axis.size) for x, d in pairs[:num]]
     given = [x if d is None else to_axis(x, d, 0, axis.size) for x, d in pairs[num:]]
     batched = tuple(d is not None for d in dims[num:])
     batches = (Batch(axis.size, axis.name, batched), *pull.batches)
     pull = dataclasses.replace(pull, batches=batches)
-    return pull_p.bind(*linear, *given, pull=pull), [0] * pull.sizes[0]
+    return cotangent_p.bind(*linear, *given, pull=pull), [0] * pull.sizes[0]
 
 
-class _PullPrimitive(_compat.PassingPrimitive):
+class _CotangentPrimitive(_compat.PassingPrimitive):
     def num_passed(self, params: dict[str, Any]) -> int:
         return params["pull"].sizes[0]
 
 
-pull_p = _PullPrimitive("peex_pull")
-pull_p.multiple_results = True
-pull_p.def_impl(lambda *args, pull: list(args[: pull.sizes[0]]))
-pull_p.def_abstract_eval(lambda *args, pull: list(args[: pull.sizes[0]]))
-_compat.primitive_jvps[pull_p] = _pull_jvp
-_compat.primitive_transposes[pull_p] = _pull_transpose
-_compat.batchers[pull_p] = _pull_batch
-_compat.register_lowering(pull_p, lambda ctx, *args, pull: args[: pull.sizes[0]])
+cotangent_p = _CotangentPrimitive("peex_cotangent")
+cotangent_p.multiple_results = True
+cotangent_p.def_impl(lambda *args, pull: list(args[: pull.sizes[0]]))
+cotangent_p.def_abstract_eval(lambda *args, pull: list(args[: pull.sizes[0]]))
+_compat.primitive_jvps[cotangent_p] = _cotangent_jvp
+_compat.primitive_transposes[cotangent_p] = _cotangent_transpose
+_compat.batchers[cotangent_p] = _cotangent_batch
+_compat.register_lowering(cotangent_p, lambda ctx, *args, pull: args[: pull.sizes[0]])
 
 
-def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return tie_p.bind(*primals), _compat.add_tangents(*tangents)
+def _add_buffer_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return add_buffer_p.bind(*primals), _compat.add_tangents(*tangents)
 
 
-def _tie_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
+def _add_buffer_batch(axis: Any, args: Any, dims: Any) -> tuple[Any, int | None]:
     if all(d is None for d in dims):
-        return tie_p.bind(*args), None
+        return add_buffer_p.bind(*args), None
     value, buffer = (
         to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)
     )
-    return tie_p.bind(value, buffer), 0
+    return add_buffer_p.bind(value, buffer), 0
 
 
-tie_p = _compat.PassingPrimitive("peex_tie")
-tie_p.def_impl(lambda value, buffer: value)
-tie_p.def_abstract_eval(lambda value, buffer: value)
-_compat.primitive_jvps[tie_p] = _tie_jvp
-_compat.linearize_as_sum(tie_p)
-_compat.batchers[tie_p] = _tie_batch
-_compat.register_lowering(tie_p, lambda ctx, value, buffer: [value])
+add_buffer_p = _compat.PassingPrimitive("peex_add_buffer")
+add_buffer_p.def_impl(lambda value, buffer: value)
+add_buffer_p.def_abstract_eval(lambda value, buffer: value)
+_compat.primitive_jvps[add_buffer_p] = _add_buffer_jvp
+_compat.linearize_as_sum(add_buffer_p)
+_compat.batchers[add_buffer_p] = _add_buffer_batch
+_compat.register_lowering(add_buffer_p, lambda ctx, value, buffer: [value])

@@ -75,38 +75,54 @@ class Tap:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """What is known of arrays that a program asks the collector for: the buffers of one
-    call's backward log (`slot == "log"`), the data of an indexed hook for it ("data"),
-    or the arrays of a hook (`slot` is its name), which are the same at every step and
-    for every example.
+    """What is known of arrays that a program asks the collector for.
 
     - `shapes`, `axes`: of the arrays, and the axes that these have gained.
     - `varying`: the mesh axes that they vary over, inside of a `shard_map` that checks
         that.
-    - `treedef`, `dtypes`: for a log, what `log_fn` returned; `shapes` are those of the
-        buffers that hold it (see `encode` in `_log.py`).
     """
 
     site: Site
-    slot: str
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     axes: Axes = Axes()
     varying: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferAsk(Ask):
+    """Asks for the buffers of the backward log of one call.
+
+    - `treedef`, `dtypes`: what `log_fn` returned; `shapes` are those of the buffers
+        that hold it (see `codec.py`).
+    """
+
     treedef: Any = None
     dtypes: tuple[Any, ...] = ()
 
-    @property
-    def shared(self) -> bool:
-        return self.slot not in ("log", "data")
+
+@dataclasses.dataclass(frozen=True)
+class DataAsk(Ask):
+    """Asks for what a step hook is given for one call, step and example."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraysAsk(Ask):
+    """Asks for the arrays of a hook or log, which are the same at every step and for
+    every example.
+
+    - `fn`: its name.
+    """
+
+    fn: str = ""
 
     @property
     def name(self) -> tuple[int, str]:
-        """What tells it from other shared ones: wrappers may have equal slots."""
-        return self.site.depth, self.slot
+        """What tells it from others: wrappers may have hooks of equal names."""
+        return self.site.depth, self.fn
 
-
-def ask_arrays(site: Site, frozen: Frozen) -> Ask:
-    return Ask(site, frozen.name, frozen.shapes)
+    @classmethod
+    def of(cls, site: Site, frozen: Frozen) -> "ArraysAsk":
+        return cls(site, frozen.shapes, fn=frozen.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +141,7 @@ class Mark:
     names: tuple[Any, ...] = ()
 
     @property
-    def shared(self) -> tuple[Ask, ...]:
+    def shared(self) -> tuple[ArraysAsk, ...]:
         """The arrays that hook and log need."""
         fns = (self.site.hook, self.site.log)
-        return tuple(ask_arrays(self.site, f) for f in fns if f is not None)
+        return tuple(ArraysAsk.of(self.site, f) for f in fns if f is not None)

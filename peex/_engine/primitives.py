@@ -22,14 +22,14 @@ import jax.numpy as jnp
 
 from .. import _compat
 from .._errors import SiteLostError
-from .active_calls import Speaking
-from .messages import Ask, Mark, Tap
+from .active_calls import SitePrimitive
+from .messages import ArraysAsk, Ask, Mark, Tap
 from .site import Site
 
 
-tap_p: Any = Speaking("peex_tap")
-mark_p: Any = Speaking("peex_mark")
-ask_p: Any = Speaking("peex_ask")
+tap_p: Any = SitePrimitive("peex_tap")
+mark_p: Any = SitePrimitive("peex_mark")
+ask_p: Any = SitePrimitive("peex_ask")
 
 
 def tap(values: Sequence[Any], logs: Sequence[Any], info: Tap) -> list[Any]:
@@ -43,7 +43,7 @@ def ask(anchors: Sequence[Any], info: Ask) -> list[Any]:
 
 
 def mark(values: Sequence[Any], others: Sequence[Any], info: Mark) -> list[Any]:
-    """Marks `values`; `others` are the buffers, and the data of an indexed hook."""
+    """Marks `values`; `others` are the buffers, and the data of a step hook."""
     return mark_p.bind(*values, *others, info=info, num_values=len(values))
 
 
@@ -123,7 +123,7 @@ def _mark_batch(
 def _ask_batch(
     axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, info: Ask
 ) -> tuple[list[Any], list[int | None]]:
-    if info.shared or all(d is None for d in dims):
+    if isinstance(info, ArraysAsk) or all(d is None for d in dims):
         return ask(args, info), [None] * len(info.shapes)
     where = info.axes.batch_place
     mesh_axis = axis.explicit_mesh_axis
@@ -167,27 +167,32 @@ def _ask_jvp(
 
 
 # A tapped value that is computed once more, in the backward pass of a `checkpoint`.
-same_p = _compat.Primitive("peex_same")
-same_p.multiple_results = True
-same_p.def_impl(lambda *xs: list(xs))
-same_p.def_abstract_eval(lambda *avals: list(avals))
-_compat.register_lowering(same_p, lambda ctx, *xs: list(xs))
-_compat.primitive_jvps[same_p] = _passing_jvp(same_p)
-_compat.batchers[same_p] = lambda axis, args, dims: (same_p.bind(*args), list(dims))
-_compat.primitive_transposes[same_p] = lambda cotangents, *args: list(cotangents)
+recomputed_p = _compat.Primitive("peex_recomputed")
+recomputed_p.multiple_results = True
+recomputed_p.def_impl(lambda *xs: list(xs))
+recomputed_p.def_abstract_eval(lambda *avals: list(avals))
+_compat.register_lowering(recomputed_p, lambda ctx, *xs: list(xs))
+_compat.primitive_jvps[recomputed_p] = _passing_jvp(recomputed_p)
+_compat.batchers[recomputed_p] = lambda axis, args, dims: (
+    recomputed_p.bind(*args),
+    list(dims),
+)
+_compat.primitive_transposes[recomputed_p] = lambda cotangents, *args: list(cotangents)
 
 
 def _recompute_tap(eqn: Any) -> Any:
     """Its log is that of the first time."""
     values = eqn.invars[: eqn.params["num_values"]]
-    return eqn.replace(primitive=same_p, invars=values, params={}, effects=frozenset())
+    return eqn.replace(
+        primitive=recomputed_p, invars=values, params={}, effects=frozenset()
+    )
 
 
 def _recompute_ask(eqn: Any) -> Any | None:
     """It isn't asked again, which would be a further call: what came is kept. (The
     arrays of hooks are the same for all calls.)
     """
-    return eqn if eqn.params["info"].shared else None
+    return eqn if isinstance(eqn.params["info"], ArraysAsk) else None
 
 
 _compat.on_recomputation(tap_p, _recompute_tap)

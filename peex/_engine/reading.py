@@ -12,6 +12,7 @@ from jax.extend.core import primitives
 
 from .. import _compat
 from .._caches import weak_cache
+from .messages import ArraysAsk
 from .primitives import ask_p, lost, mark_p, tap_p
 from .rule import rule_of
 from .signature import EMPTY, join, Signature, TapSpec
@@ -39,7 +40,8 @@ def _of_equation(eqn: Any) -> Signature:
         return Signature(marked=params["info"].shared)
     if eqn.primitive is ask_p:
         info = params["info"]
-        return Signature(shared=(info,)) if info.shared else Signature(asks=(info,))
+        is_shared = isinstance(info, ArraysAsk)
+        return Signature(shared=(info,)) if is_shared else Signature(asks=(info,))
     return of_primitive(eqn.primitive, params)
 
 
@@ -150,7 +152,7 @@ def excuse(params: dict[str, Any]) -> None:
     for jaxpr in _compat.sub_jaxprs(params):
         for site in of_jaxpr(jaxpr).sites:
             fns = (site.hook, site.log)
-            if site.backward or site.indexed or any(fn and fn.shapes for fn in fns):
+            if site.backward or site.takes_data or any(fn and fn.shapes for fn in fns):
                 lost(site, IN_RULE)
             vars(site)["is_excused"] = True
         _excused.add(jaxpr)

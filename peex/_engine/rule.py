@@ -15,8 +15,8 @@ from .signature import Signature
 
 Params = dict[str, Any]
 # What each tap hands out: the arrays of its log, and the count if it is counted.
-Logs = list[list[Any]]
-Outcome = tuple[list[Any], Logs]
+LogArrays = list[list[Any]]
+Outcome = tuple[list[Any], LogArrays]
 
 
 class Arrays(NamedTuple):

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from .messages import Ask, Tap
+from .messages import ArraysAsk, Ask, Tap
 from .site import Site
 
 
@@ -39,15 +39,15 @@ class Signature:
 
     taps: tuple[TapSpec, ...] = ()
     asks: tuple[Ask, ...] = ()
-    shared: tuple[Ask, ...] = ()
-    marked: tuple[Ask, ...] = ()
+    shared: tuple[ArraysAsk, ...] = ()
+    marked: tuple[ArraysAsk, ...] = ()
     lost: tuple[tuple[Site, str], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.taps or self.asks or self.shared or self.marked or self.lost)
 
     @property
-    def arrays(self) -> tuple[Ask, ...]:
+    def arrays(self) -> tuple[ArraysAsk, ...]:
         """The arrays of hooks that are needed, each once."""
         return tuple({a.name: a for a in (*self.shared, *self.marked)}.values())
 

@@ -87,7 +87,7 @@ class Site:
     - `backward`: whether hook and log act on the cotangent.
     - `pre`, `with_kwargs`: whether the value is the arguments.
     - `hook`, `log`: what acts, `None` for nothing.
-    - `indexed`: whether the hook takes data for each step and example.
+    - `takes_data`: whether the hook takes data for each step and example.
     - `asked`: whether `where` asks for it by name.
     - `while_buffer`: how many of the last iterations of a while loop are logged; `None`
         for the last alone, without an axis.
@@ -105,7 +105,7 @@ class Site:
     with_kwargs: bool
     hook: Frozen | None
     log: Frozen | None
-    indexed: bool
+    takes_data: bool
     asked: bool
     while_buffer: int | None
     inside: tuple[str, int | None] | None = None
@@ -152,7 +152,7 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True)
-class Path:
+class ModuleKey:
     """Rides in the place of a site where a module has to tell its key while it runs."""
 
     key: str

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _compat
-from .active_calls import only_running, Speaking, started
+from .active_calls import only_listener, SitePrimitive, started
 from .collector import Collector
 from .compiled import compiled
-from .messages import Ask
+from .messages import ArraysAsk, Ask
 from .primitives import ask, lost, tap, tap_p
 from .reading import excuse, of_jaxpr, of_primitive
 from .rule import AbstractRunner, Arrays, Outcome, Params, rule_of
@@ -43,7 +43,7 @@ class CollectTrace(_compat.Trace):
 
     def process_primitive(self, primitive, tracers, params, /):
         collector = self.collector
-        if isinstance(primitive, Speaking):
+        if isinstance(primitive, SitePrimitive):
             info = params["info"]
             with _compat.set_current_trace(self.parent):
                 if collector.takes(primitive, info):
@@ -52,7 +52,7 @@ class CollectTrace(_compat.Trace):
         signature = of_primitive(primitive, params)
         if signature is not EMPTY and collector.part(signature):
             collector.stages = True
-            if rule_of(primitive) is not None or not collector.silent:
+            if rule_of(primitive) is not None or not collector.discards:
                 below = self.parent if _compat.is_eval_trace(self.parent) else None
                 with _compat.set_current_trace(self):
                     return bring_out(
@@ -134,7 +134,7 @@ def run_with(collector: Collector) -> Iterator[None]:
 @contextlib.contextmanager
 def detached(collector: Collector) -> Iterator[None]:
     """Sites inside speak to `collector` alone, as in a call of its own."""
-    with only_running(collector, collector.depth), collecting(collector):
+    with only_listener(collector, collector.depth), collecting(collector):
         yield
 
 
@@ -155,14 +155,14 @@ def bring_out(
         been compiled is called there, as quickly as JAX can.
     """
     signature = collector.part(of_primitive(primitive, params))
-    if signature.lost and not collector.silent:
+    if signature.lost and not collector.discards:
         lost(*signature.lost[0])
     rule: Any = rule_of(primitive)
     slots = [ask(args, info) for info in signature.asks]
     shared = {info.name: ask((), info) for info in signature.arrays}
     runner = Runner(collector)
     if eager or rule.jit_options is not None:
-        kind = collector.depth, collector.drops
+        kind = collector.depth, collector.drops_others
         run = compiled(primitive, rule, params, runner, kind)
         with _compat.set_current_trace(below or _compat.current_trace()):
             outs, logs = run(*args, Arrays(slots, shared))
@@ -206,13 +206,13 @@ class Runner(AbstractRunner):
         once_more: bool = False,
     ) -> Outcome:
         body = _Body(self.whose, arrays)
-        body.drops |= once_more
+        body.drops_others |= once_more
         jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
         consts = own_consts if consts is None else consts
         with collecting(body):
             outs = _compat.eval_jaxpr(jaxpr, consts, *args)
-        hears = self.whose.hears
-        return list(outs), [xs for info, xs in body.records if hears(info.site)]
+        receives = self.whose.receives
+        return list(outs), [xs for info, xs in body.records if receives(info.site)]
 
     def lasting(self) -> "Runner":
         return Runner(self.whose.alike())
@@ -226,8 +226,8 @@ class _Body(Collector):
         self._slots = iter(arrays.slots)
         self._shared = arrays.shared
         self._whose = whose
-        self.drops = whose.drops
-        self.silent = whose.silent
+        self.drops_others = whose.drops_others
+        self.discards = whose.discards
 
     def mine(self, site: Site) -> bool:
         return self._whose.mine(site)
@@ -236,12 +236,17 @@ class _Body(Collector):
         return self._whose.alike()
 
     def takes(self, primitive: Any, info: Any) -> bool:
-        dropped = self.drops and primitive is tap_p
+        dropped = self.drops_others and primitive is tap_p
         return dropped or self._whose.takes(primitive, info)
 
     def part(self, signature: Signature) -> Signature:
         mine = self._whose.part(signature)
-        return dataclasses.replace(mine, taps=signature.taps) if self.drops else mine
+        return (
+            dataclasses.replace(mine, taps=signature.taps)
+            if self.drops_others
+            else mine
+        )
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        return self._shared[info.name] if info.shared else next(self._slots)
+        is_shared = isinstance(info, ArraysAsk)
+        return self._shared[info.name] if is_shared else next(self._slots)

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 from jaxtyping import ArrayLike, PyTree
 
 from .._errors import HookShapeError
-from .step_hooks import AbstractIndexedHook
+from .step_hooks import AbstractStepHook
 
 
 class AbstractHook(eqx.Module):
@@ -180,7 +180,7 @@ class Chain(AbstractHook):
         [`peex.PatchHook`][], which act at the top of a call too.
         """
         for i, hook in enumerate(hooks):
-            if isinstance(hook, AbstractIndexedHook):
+            if isinstance(hook, AbstractStepHook):
                 name = type(hook).__name__
                 raise TypeError(
                     f"Hook {i} of a Chain, {name}, has data for each step and example, "

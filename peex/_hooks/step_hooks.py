@@ -27,7 +27,7 @@ from .._sites.patterns import key_matches, nearest
 
 
 class AbstractLocal(eqx.Module):
-    """The half of an indexed hook that is at the site."""
+    """The half of a step hook that is at the site."""
 
     @abc.abstractmethod
     def data_shapes(
@@ -65,7 +65,7 @@ class OnlyIf(AbstractLocal):
         return jtu.tree_map(pick, new, value)
 
 
-class AbstractIndexedHook(eqx.Module):
+class AbstractStepHook(eqx.Module):
     """A hook with data for each call, step and example of a site."""
 
     @property
@@ -82,7 +82,7 @@ class AbstractIndexedHook(eqx.Module):
         """
 
 
-class AtStep(AbstractIndexedHook):
+class AtStep(AbstractStepHook):
     """Applies a hook at chosen iterations of the loops around a site only: at some
     layers of a scanned stack, or at some time steps. The loop isn't unrolled, and the
     steps may be traced arrays, so that changing them compiles nothing anew.
@@ -121,7 +121,7 @@ class AtStep(AbstractIndexedHook):
 
         `TypeError` for a hook that can't be called, or steps that aren't integers.
         """
-        if isinstance(hook, AbstractIndexedHook) or not callable(hook):
+        if isinstance(hook, AbstractStepHook) or not callable(hook):
             name = type(hook).__name__
             raise TypeError(
                 f"AtStep was given a hook of type {name}, which can't be called with a "
@@ -208,7 +208,7 @@ class _Patch(AbstractLocal):
         return jtu.tree_unflatten(treedef, patch)
 
 
-class PatchHook(AbstractIndexedHook):
+class PatchHook(AbstractStepHook):
     """Replaces each value by the same site's value in another run: activation patching.
 
     The log is cut per call, step and example as it was put together. Its values are

@@ -8,16 +8,16 @@ from typing import Any
 import jax
 
 from .. import _compat
-from .._engine.active_calls import Call, running
+from .._engine.active_calls import Call, listener_at
 from .._engine.at_site import at_site
 from .._engine.primitives import lost
-from .._engine.site import Path, Site
+from .._engine.site import ModuleKey, Site
 from .._engine.values import is_state
 from .forward_pass import call_with_names
 
 
 def around(
-    sites: Sequence[Site | Path],
+    sites: Sequence[Site | ModuleKey],
     calls: Sequence[Call | None],
     fn: Callable,
     args: tuple[Any, ...],
@@ -32,7 +32,7 @@ def around(
     # All in one function: JAX keeps the stack with each operation, at a cost that grows
     # with its depth.
     inside: list[Site] = []
-    around: list[Site] = []
+    outside: list[Site] = []
     contexts: list[contextlib.AbstractContextManager[Any]] = []
     depth = -1
     try:
@@ -41,19 +41,19 @@ def around(
                 continue
             if site.depth != depth:
                 depth = site.depth
-                listener: Any = running(depth)
+                listener: Any = listener_at(depth)
                 if listener.probes is not None and listener.probes.listens:
                     contexts.append(listener.probes.within(site.module))
-            if isinstance(site, Path):
+            if isinstance(site, ModuleKey):
                 continue
-            if not (inside or around) and _compat.is_compiled(_compat.current_trace()):
+            if not (inside or outside) and _compat.is_compiled(_compat.current_trace()):
                 scope = jax.named_scope(site.module)
                 scope.__enter__()
                 contexts.append(scope)
             if site.inside is not None:
                 inside.append(site)
                 continue
-            around.append(site)
+            outside.append(site)
             if site.pre and site.with_kwargs:
                 args, kwargs = at_site(site, (args, kwargs))
             elif site.pre:
@@ -62,7 +62,7 @@ def around(
             out = call_with_names(inside, fn, args, kwargs)
         else:
             out = fn(*args, **kwargs)
-        for site in reversed(around):
+        for site in reversed(outside):
             if site.pre:
                 continue
             if type(out) is tuple and len(out) == 2 and is_state(out[1]):
@@ -77,18 +77,18 @@ def around(
             context.__exit__(None, None, None)
 
 
-def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
+def _is_spoken_to(site: Site | ModuleKey, calls: Sequence[Call | None]) -> bool:
     """Whether the hooked call that a module was instrumented for is the one that is
     running at the depth of its site.
 
     **Raises:** `SiteLostError` if it isn't, and the hook can't act or the value can't
     be brought there.
     """
-    listener = running(site.depth)
+    listener = listener_at(site.depth)
     mine = calls[site.depth] if site.depth < len(calls) else None
     if listener is not None and listener.call is mine:
         return True
-    if isinstance(site, Path):
+    if isinstance(site, ModuleKey):
         return False
     if mine is not None and not mine.ended:
         if mine.thread != threading.get_ident():
@@ -108,7 +108,7 @@ def _is_spoken_to(site: Site | Path, calls: Sequence[Call | None]) -> bool:
         )
     if mine is None:
         return False  # in a derivative rule: the function that it is of is heard
-    if site.hook is not None and (site.hook.shapes or site.indexed):
+    if site.hook is not None and (site.hook.shapes or site.takes_data):
         lost(
             site,
             "it ran after the hooked call had ended (in a derivative rule or a "

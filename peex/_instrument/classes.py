@@ -16,21 +16,21 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import equinox as eqx
 import jax.tree_util as jtu
 
 from .. import _compat
-from .._engine.active_calls import running_calls
-from .._engine.site import Path, Site
+from .._engine.active_calls import active_calls
+from .._engine.site import ModuleKey, Site
 from .._sites.walk import children, FunctionSite, is_function, stands_in
 from .around import around
 from .site_map import SiteMap
 
 
 # From a method's name to the sites around it, those of outer wrappers first.
-Sites = Mapping[str, tuple[Site | Path, ...]]
+SitesByMethod = Mapping[str, tuple[Site | ModuleKey, ...]]
 _ATTRIBUTE = "__peex_sites__"
 # The hooked calls that were running when an object was made. Not in its structure.
 _CALLS = "__peex_calls__"
@@ -57,7 +57,7 @@ class _Function(FunctionSite):
     def __init__(self, fn: Callable, sites: SiteMap):
         self.fn = fn
         self.sites = sites
-        self.calls = running_calls()
+        self.calls = active_calls()
         ft.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def _metaclass(meta: type) -> type:
     return _metaclasses[meta]
 
 
-def _subclass(cls: type, methods: Sites) -> type:
+def _subclass(cls: type, methods: SitesByMethod) -> type:
     """The subclass of `cls`, with sites around these methods."""
     with _lock:
         if cls not in _subclasses:
@@ -164,7 +164,7 @@ def _make_subclass(cls: type) -> type:
         self = object.__new__(sub)
         attributes = _dict(self)
         attributes[_ATTRIBUTE] = sites.taken()
-        attributes[_CALLS] = running_calls()
+        attributes[_CALLS] = active_calls()
         for names, given in ((dynamic, values), (kept, others)):
             for name, value in zip(names, given, strict=True):
                 if value is not _missing:
@@ -236,7 +236,7 @@ def _method(sub: Any, name: str) -> Any:
     return ft.wraps(getattr(cls, name))(method)
 
 
-def _attach(node: Any, sites: Sites) -> Any:
+def _attach(node: Any, sites: SitesByMethod) -> Any:
     """One module with sites; those that it has already stay outside the new ones."""
     if is_function(node):
         return _Function(node, SiteMap(sites))
@@ -245,7 +245,7 @@ def _attach(node: Any, sites: Sites) -> Any:
     return _sited(node, _with(_dict(node).get(_ATTRIBUTE, {}), sites))
 
 
-def _with(old: Sites, new: Sites) -> SiteMap:
+def _with(old: SitesByMethod, new: SitesByMethod) -> SiteMap:
     merged = SiteMap(old)
     for name, added in new.items():
         merged[name] = merged.get(name, ()) + added
@@ -264,7 +264,7 @@ def _sited(node: Any, sites: SiteMap) -> Any:
         if name in _dict(node):
             attributes[name] = _dict(node)[name]
     attributes[_ATTRIBUTE] = sites
-    attributes[_CALLS] = running_calls()
+    attributes[_CALLS] = active_calls()
     return new
 
 
@@ -274,7 +274,7 @@ def _replaced(self: Any, **changes: Any) -> Any:
     return _sited(new, _dict(self)[_ATTRIBUTE])
 
 
-def instrument(model: Any, sites: Mapping[str, Sites]) -> Any:
+def instrument(model: Any, sites: Mapping[str, SitesByMethod]) -> Any:
     """The model with `sites` (by the key of their module) put in."""
 
     def visit(key: tuple[str, ...], node: Any) -> Any:
@@ -323,6 +323,14 @@ def _still(like: Any, node: Any) -> Any:
     return node
 
 
+class Flat(NamedTuple):
+    """A model, and what JAX takes it apart into."""
+
+    model: Any
+    leaves: list[Any]
+    treedef: Any
+
+
 class Memo(dict[Any, Any]):
     """Remembers instrumented structures for one wrapper, and the hash of its plan. It
     isn't part of what that is: a copy starts with an empty one.
@@ -334,12 +342,15 @@ class Memo(dict[Any, Any]):
         return Memo, ()
 
     def instrument(
-        self, model: Any, key: Hashable, sites: Callable[[], Mapping[str, Sites]]
+        self,
+        flat: Flat,
+        key: Hashable,
+        sites: Callable[[], Mapping[str, SitesByMethod]],
     ) -> Any:
         """As the function does. What results is remembered by `key` and the structure
         of the model, which the sites depend on alone.
         """
-        leaves, treedef = jtu.tree_flatten(model)
+        model, leaves, treedef = flat
         try:
             known = self.get((key, treedef))
         except (TypeError, ValueError):

@@ -20,7 +20,7 @@ import jax
 import jax.tree_util as jtu
 
 from .. import _compat
-from .._engine.active_calls import running
+from .._engine.active_calls import listener_at
 from .._engine.at_site import at_site
 from .._engine.reading import of_jaxpr
 from .._engine.rule import AbstractRunner, Arrays, Outcome, rule_of
@@ -28,12 +28,12 @@ from .._engine.signature import EMPTY, Signature
 from .._engine.site import Site
 from .._errors import SiteLostError
 from .._sites.walk import children, is_function_site, is_module
-from .names import Codes, Found, Level, Path, Reader
+from .names import CallPath, Codes, Found, Named, Reader
 from .probe import private_caches
 from .returned import listening, not_listening
 
 
-Fire = Callable[[Found, Any], Any]
+AtName = Callable[[Found, Any], Any]
 
 
 def call_with_names(
@@ -58,11 +58,11 @@ def call_with_names(
     for site in sites:
         assert site.inside is not None
         name, index = site.inside
-        collector = running(site.depth)
+        collector = listener_at(site.depth)
         if counts.get(name, -1) < (index or 0) and collector is not None:
             collector.missed[site.key] = forward.seen(name)
     with not_listening():
-        return forward.run(level, ft.partial(_fire_all, sites))
+        return forward.run(level, ft.partial(_at_sites, sites))
 
 
 def _runs_eagerly() -> bool:
@@ -99,7 +99,7 @@ def _is_probe(site: Site, jaxpr: Any) -> bool:
     )
 
 
-def _fire_all(sites: Sequence[Site], found: Found, value: Any) -> Any:
+def _at_sites(sites: Sequence[Site], found: Found, value: Any) -> Any:
     """Those of the inner wrappers first, as around a module."""
     exactly = {s.depth for s in sites if s.inside == (found.name, found.index)}
     for site in reversed(sites):
@@ -178,7 +178,7 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> Path:
+def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> CallPath:
     """What is on the stack inside of the traced function, which has this code."""
     frames = _compat.frames_of(eqn)
     inside = len(frames) - len(outer) - 1
@@ -222,13 +222,13 @@ class Forward:
     args: Sequence[Any]
     finish: Callable[[Sequence[Any]], Any]
     reader: Reader
-    paths: Sequence[Path]
+    paths: Sequence[CallPath]
 
     @property
     def names(self) -> Any:
         return self.reader.names(self.jaxpr, self.paths)
 
-    def level(self, wanted: Mapping[str, bool], counts: dict[str, int]) -> Level:
+    def level(self, wanted: Mapping[str, bool], counts: dict[str, int]) -> Named:
         return self.reader.level(self.jaxpr, self.paths, wanted, counts)
 
     def seen(self, name: str) -> tuple[list[str], str | None]:
@@ -244,13 +244,13 @@ class Forward:
             dict.fromkeys(self.reader.visible_functions(self.paths), False) | equations
         )
 
-    def run(self, level: Level, fire: Fire) -> Any:
-        """Runs it; named values go through `fire`."""
-        return self.finish(_run(level, self.consts, self.args, fire))
+    def run(self, level: Named, at_name: AtName) -> Any:
+        """Runs it; named values go through `at_name`."""
+        return self.finish(_run(level, self.consts, self.args, at_name))
 
 
 def _run(
-    level: Level, consts: Sequence[Any], args: Sequence[Any], fire: Fire
+    level: Named, consts: Sequence[Any], args: Sequence[Any], at_name: AtName
 ) -> list[Any]:
     jaxpr = level.jaxpr
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
@@ -262,14 +262,14 @@ def _run(
         _run_part(jaxpr, start, stop, env)
         if i in level.bodies:
             eqn = jaxpr.eqns[i]
-            outs = _run_bodies(eqn, level.bodies[i], [*map(read, eqn.invars)], fire)
+            outs = _run_bodies(eqn, level.bodies[i], [*map(read, eqn.invars)], at_name)
             env |= zip(eqn.outvars, outs, strict=True)
         for found in level.found.get(i, ()):
             values = tuple(env[v] for v in found.variables)
             if len(values) == 1:
-                values = (fire(found, values[0]),)
+                values = (at_name(found, values[0]),)
             else:
-                values = fire(found, values)
+                values = at_name(found, values)
             env |= zip(found.variables, values, strict=True)
         start = i + 1
     return [read(atom) for atom in jaxpr.outvars]
@@ -293,12 +293,12 @@ def _run_part(jaxpr: Any, start: int, stop: int, env: dict[Any, Any]) -> None:
     env |= zip(outs, values, strict=True)
 
 
-class _Named(AbstractRunner):
+class _NamedRunner(AbstractRunner):
     """Runs the bodies of an equation with named values fired; it takes out nothing."""
 
-    def __init__(self, levels: Sequence[Level], fire: Fire):
+    def __init__(self, levels: Sequence[Named], at_name: AtName):
         self._levels = {level.jaxpr: level for level in levels}
-        self._fire = fire
+        self._at_name = at_name
 
     def inside(self, jaxpr: Any) -> Signature:
         return EMPTY
@@ -313,16 +313,18 @@ class _Named(AbstractRunner):
     ) -> Outcome:
         jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
         consts = own_consts if consts is None else consts
-        return _run(self._levels[jaxpr], consts, args, self._fire), []
+        return _run(self._levels[jaxpr], consts, args, self._at_name), []
 
-    def lasting(self) -> "_Named":
+    def lasting(self) -> "_NamedRunner":
         return self
 
 
 def _run_bodies(
-    eqn: Any, levels: Sequence[Level], args: Sequence[Any], fire: Fire
+    eqn: Any, levels: Sequence[Named], args: Sequence[Any], at_name: AtName
 ) -> list[Any]:
     """Runs an equation with its bodies run by `_run`."""
     rule: Any = rule_of(eqn.primitive)
-    outs, _ = rule.rebind(eqn.params, args, Arrays([], {}), _Named(levels, fire))
+    outs, _ = rule.rebind(
+        eqn.params, args, Arrays([], {}), _NamedRunner(levels, at_name)
+    )
     return outs

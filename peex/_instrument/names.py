@@ -20,7 +20,7 @@ from .returned import returned_p
 
 # The calls that made an equation, outermost first: the code of each function, and the
 # place in it from which the next one is called. `None`: not known.
-Path = tuple[_compat.Frame, ...] | None
+CallPath = tuple[_compat.Frame, ...] | None
 Codes = frozenset[types.CodeType]
 
 _HERE = str(pathlib.Path(__file__).parents[1])
@@ -48,14 +48,14 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class Named:
     """A jaxpr with the named values in it, by the equation behind which they are there;
     and the bodies of its equations that hold some.
     """
 
     jaxpr: Any
     found: Mapping[int, Sequence[Found]]
-    bodies: Mapping[int, Sequence["Level"]]
+    bodies: Mapping[int, Sequence["Named"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,24 +82,24 @@ class Reader:
         self._parts = parts
         self._names: dict[int, Names] = {}
 
-    def own_path(self, path: Path) -> Path:
+    def own_path(self, path: CallPath) -> CallPath:
         """A path, from the method itself on."""
         codes = [code for code, _ in path or ()]
         return path[codes.index(self._own) :] if path and self._own in codes else path
 
-    def _functions(self, path: Path) -> list[str]:
+    def _functions(self, path: CallPath) -> list[str]:
         """The names of the functions on a path, in order; the method itself, and what
         is peex's own, has none.
         """
         unnamed = lambda c: c is self._own or c.co_filename.startswith(_HERE)
         return ["" if unnamed(code) else code.co_name for code, _ in path or ()]
 
-    def _paths(self, jaxpr: Any) -> list[Path]:
+    def _paths(self, jaxpr: Any) -> list[CallPath]:
         """The paths in a body, from its function on: what is outside may be of another
         call, for which JAX traced it first.
         """
         function = _compat.function_of(jaxpr)
-        paths: list[Path] = []
+        paths: list[CallPath] = []
         for eqn in jaxpr.eqns:
             path: list[_compat.Frame] = []
             for frame in _compat.frames_of(eqn):
@@ -111,7 +111,7 @@ class Reader:
                 paths.append(None)
         return paths
 
-    def _num_own(self, path: Path) -> int:
+    def _num_own(self, path: CallPath) -> int:
         """How many of the calls are of this module: those up to a part's, or to where
         the engine runs the program of a part, or the hook or log of another site.
         """
@@ -122,10 +122,10 @@ class Reader:
                 return i
         return len(path or ())
 
-    def _is_own(self, path: Path) -> bool:
+    def _is_own(self, path: CallPath) -> bool:
         return self._num_own(path) == len(path or ())
 
-    def names(self, jaxpr: Any, paths: Sequence[Path] | None = None) -> Names:
+    def names(self, jaxpr: Any, paths: Sequence[CallPath] | None = None) -> Names:
         """All names, those in bodies too. `paths` are given for the jaxpr of the method
         itself.
         """
@@ -159,10 +159,10 @@ class Reader:
     def level(
         self,
         jaxpr: Any,
-        paths: Sequence[Path] | None,
+        paths: Sequence[CallPath] | None,
         wanted: Mapping[str, bool],
         counts: dict[str, int],
-    ) -> Level:
+    ) -> Named:
         """Where the `wanted` names are: those of equations (`True`) or of Python
         functions. `counts` is how often each was met before; it goes on counting.
         """
@@ -172,7 +172,7 @@ class Reader:
             find = self._equations if of_equations else self._calls
             ranges += [(name, *found) for found in find(jaxpr, paths, name)]
         found: dict[int, list[Found]] = {}
-        bodies: dict[int, list[Level]] = {}
+        bodies: dict[int, list[Named]] = {}
         for i, (eqn, path) in enumerate(zip(jaxpr.eqns, paths, strict=True)):
             taken = {name for name, first, last, _ in ranges if first <= i <= last}
             inside = {n: w for n, w in wanted.items() if n not in taken}
@@ -189,11 +189,11 @@ class Reader:
                 variables = _leaving(jaxpr, first, last)
                 new = Found(name, index, first, last, variables)
                 found.setdefault(i, []).append(new)
-        return Level(jaxpr, found, bodies)
+        return Named(jaxpr, found, bodies)
 
     def _bodies(
         self, eqn: Any, wanted: Mapping[str, bool], counts: dict[str, int]
-    ) -> list[Level]:
+    ) -> list[Named]:
         levels = []
         rule = rule_of(eqn.primitive)
         exclusive = rule is not None and rule.exclusive
@@ -212,7 +212,7 @@ class Reader:
         counts |= after
         return levels
 
-    def visible_functions(self, paths: Sequence[Path]) -> dict[str, None]:
+    def visible_functions(self, paths: Sequence[CallPath]) -> dict[str, None]:
         """The functions that a reader of the model's code knows: its own, and those of
         JAX that it calls.
         """
@@ -231,7 +231,7 @@ class Reader:
         return visible
 
     def _equations(
-        self, jaxpr: Any, paths: Sequence[Path], name: str
+        self, jaxpr: Any, paths: Sequence[CallPath], name: str
     ) -> list[tuple[int, int, int]]:
         """The equations of this name: first, last, and how deep they are in calls."""
         return [
@@ -241,7 +241,7 @@ class Reader:
         ]
 
     def _calls(
-        self, jaxpr: Any, paths: Sequence[Path], name: str
+        self, jaxpr: Any, paths: Sequence[CallPath], name: str
     ) -> list[tuple[int, int, int]]:
         """The calls of a Python function of this name, as `_equations`: from the mark
         where it begins to the one where it returns.
@@ -273,7 +273,7 @@ class Reader:
             above = above.f_back
         if above is None or not codes:
             return False
-        places: Path = tuple((code, 0) for code in reversed(codes))
+        places: CallPath = tuple((code, 0) for code in reversed(codes))
         return self._is_own(self.own_path(places))
 
 

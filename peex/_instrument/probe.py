@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from .._engine.active_calls import all_running
+from .._engine.active_calls import active_listeners
 from .._engine.at_site import at_site
 from .._engine.site import Site
 
@@ -72,9 +72,9 @@ def probe(x: Value, name: str) -> Value:
             f"{name!r}. Write `px.probe(x, 'probs')`."
         )
     _jit_caches.probes = True
-    for collector in reversed(all_running()):
+    for collector in reversed(active_listeners()):
         if collector.probes is not None:
-            x = collector.probes.fire(x, name)
+            x = collector.probes.meet(x, name)
     return x
 
 
@@ -100,16 +100,16 @@ class Probes:
         self.apart = self.owner is None or self.owner in _with_probes
         # The modules whose methods are running, with the probes that each had.
         self.running: list[tuple[str, dict[str, int]]] = [(".", {})]
-        self.fired: dict[str, Site] = {}
+        self.met: dict[str, Site] = {}
 
     def saved(self) -> Callable[[], None]:
         """What makes it forget the probes that it meets from now on."""
         running = [(key, dict(counts)) for key, counts in self.running]
-        fired = dict(self.fired)
+        met = dict(self.met)
 
         def undo() -> None:
             self.running = [(key, dict(counts)) for key, counts in running]
-            self.fired = dict(fired)
+            self.met = dict(met)
 
         return undo
 
@@ -125,7 +125,7 @@ class Probes:
         """The caches of JAX for such calls."""
         return _jit_caches.at("peex", 0 if self.owner is None else id(self.owner))
 
-    def fire(self, x: Any, name: str) -> Any:
+    def meet(self, x: Any, name: str) -> Any:
         if self.owner is not None:
             self.apart = True
             _with_probes.add(self.owner)
@@ -136,7 +136,7 @@ class Probes:
         site = self.site(key, name, counts[name])
         if site is None:
             return x
-        self.fired[site.key] = site
+        self.met[site.key] = site
         return at_site(site, x)
 
 

@@ -12,12 +12,12 @@ import types
 from typing import Any, no_type_check
 
 from .. import _compat
-from .._engine.active_calls import running
-from .._engine.site import Path, Site
+from .._engine.active_calls import listener_at
+from .._engine.site import ModuleKey, Site
 from .._sites.stacked import common, grouped
 
 
-class SiteMap(dict[str, tuple[Site | Path, ...]]):
+class SiteMap(dict[str, tuple[Site | ModuleKey, ...]]):
     """From a method's name to the sites around it, those of outer wrappers first."""
 
     # While `jax.tree.map` works on this structure: by its frame (of each thread one),
@@ -57,7 +57,7 @@ class SiteMap(dict[str, tuple[Site | Path, ...]]):
         self._stacking = {**(self._stacking or {}), frame: result}
         forget = ft.partial(self._forget, frame)
         for site in (site for sites in result.values() for site in sites):
-            collector = running(site.depth)
+            collector = listener_at(site.depth)
             if collector is not None:
                 # The frame is let go of when the call ends, at the latest.
                 collector.at_end.append(forget)
@@ -96,9 +96,9 @@ def _merged(first: SiteMap, second: SiteMap) -> SiteMap | None:
     return merged
 
 
-def _merged_site(a: Site | Path, b: Site | Path) -> Site | Path | None:
+def _merged_site(a: Site | ModuleKey, b: Site | ModuleKey) -> Site | ModuleKey | None:
     prefix = common(a.key, b.key)
-    collector = running(a.depth)
+    collector = listener_at(a.depth)
     if prefix is None or collector is None:
         return None
     key: Any = grouped(a.key, [prefix])

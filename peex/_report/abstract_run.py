@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._engine.active_calls import next_depth, started
-from .._engine.collector import Collector, UNHEARD
+from .._engine.collector import Collector, NOT_RECEIVED
 from .._engine.rules.install import install
-from .._engine.site import freeze, Path, Site, suffix_of
+from .._engine.site import freeze, ModuleKey, Site, suffix_of
 from .._engine.values import once
 from .._errors import SiteLostError
 from .._hooks.log_fns import IdentityLog
@@ -24,15 +24,15 @@ from .._instrument.classes import instrument
 from .._instrument.probe import own_caches, Probes
 from .._program.call_tree import Calls, find_calls, Lost
 from .._sites.select import Chosen
-from .._sites.stacked import grouped, named, Prefix
-from .._wrappers.make_sites import names_probe, Sites
-from .._wrappers.plan import Method
+from .._sites.stacked import grouped, keys_in, Prefix
+from .._wrappers.make_sites import names_probe, SitesByKey
 from .._wrappers.run import call_method
-from .parameters import is_array
+from .._wrappers.types import Method
+from .parameters import is_array_or_shape
 
 
 @dataclasses.dataclass(frozen=True)
-class Staged:
+class AbstractRun:
     """What an abstract run has shown.
 
     - `calls`: the calls.
@@ -55,7 +55,7 @@ class Staged:
         return _differentiated(self.run, self.leaves, Collector(next_depth()))
 
 
-def stage(
+def run_abstractly(
     model: Any,
     chosen: Sequence[Chosen],
     probed: Sequence[Chosen] | None,
@@ -63,7 +63,7 @@ def stage(
     method: Method,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Staged:
+) -> AbstractRun:
     """Runs the model abstractly, again without the sites that turn out to be lost.
 
     **Arguments:**
@@ -98,38 +98,38 @@ def stage(
                 raise
             lost[error.key] = error.why or str(error)
         except (TypeError, ValueError) as error:
-            new = [key for key in named(error) if key not in lost]
+            new = [key for key in keys_in(error) if key not in lost]
             if not new:
                 raise
+            others = ", ".join(repr(key) for key in keys_in(error))
             why = (
                 "the model brings it together with modules of another name "
-                f"({', '.join(repr(key) for key in named(error))}), and a site carries "
-                "its name in its structure."
+                f"({others}), and a site carries its name in its structure."
             )
             lost.update(dict.fromkeys(new, why))
         else:
-            heard = {node.site.key for node in calls.logged}
-            spoke = collector.spoke
-            lost.update((key, UNHEARD) for key in spoke if key not in heard)
-            return Staged(calls, groups, lost, collector.missed, leaves, run)
+            received = {node.site.key for node in calls.logged}
+            emitted = collector.emitted
+            lost.update((key, NOT_RECEIVED) for key in emitted if key not in received)
+            return AbstractRun(calls, groups, lost, collector.missed, leaves, run)
         finally:
             collector.frame = None
             for end in collector.at_end:
                 end()
 
 
-def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> Sites:
+def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> SitesByKey:
     """At each place two sites: at the arguments, then at the output; and one at each
     value inside. All modules tell their keys, for the probes in them.
     """
-    sites: Sites = {}
+    sites: SitesByKey = {}
     for chosen, key in wanted:
         methods = sites.setdefault(chosen.place, {})
         mine = methods.get(chosen.method, ())
         after = _site(key, depth, chosen)
         if chosen.inside is None:
             before = dataclasses.replace(after, pre=True, with_kwargs=True)
-            mine = Path(key, depth), before, after, *mine
+            mine = ModuleKey(key, depth), before, after, *mine
         else:
             mine = *mine, after
         methods[chosen.method] = mine
@@ -147,7 +147,7 @@ def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") 
         with_kwargs=False,
         hook=None,
         log=log,
-        indexed=False,
+        takes_data=False,
         asked=True,
         while_buffer=None,
         inside=None if chosen is None else chosen.value,
@@ -180,7 +180,7 @@ def _as_function(
     model: Any, method: Method, args: Any, kwargs: Any
 ) -> tuple[list[Any], Callable[..., list[Any]]]:
     """A call as a function of its arrays (those of the model first) to arrays."""
-    dynamic, static = eqx.partition((model, args, kwargs), is_array)
+    dynamic, static = eqx.partition((model, args, kwargs), is_array_or_shape)
     leaves, treedef = jtu.tree_flatten(dynamic)
     leaves, places = once(leaves)  # an array that is there twice is one inside, too
 
@@ -188,7 +188,7 @@ def _as_function(
         dynamic = treedef.unflatten([leaves[i] for i in places])
         model, args, kwargs = eqx.combine(dynamic, static)
         out = call_method(model, method, args, kwargs)
-        return [x for x in jtu.tree_leaves(out) if is_array(x)]
+        return [x for x in jtu.tree_leaves(out) if is_array_or_shape(x)]
 
     return leaves, run
 
@@ -215,4 +215,4 @@ def _differentiated(
     except Exception:
         # Not every program has a derivative. Then no more is known.
         pass
-    return set(collector.spoke)
+    return set(collector.emitted)

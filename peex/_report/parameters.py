@@ -65,7 +65,7 @@ class Parameters:
         }
 
     def _visit(self, key: Key, node: Any) -> list[int]:
-        if is_array(node):
+        if is_array_or_shape(node):
             self._arrays[id(node)] = node
             self._uses.setdefault(id(node), []).append(".".join(key))
             return [id(node)]
@@ -91,7 +91,7 @@ class Parameters:
         return tuple(self.by_id[i] for i in ids)
 
 
-def is_array(x: object) -> bool:
+def is_array_or_shape(x: object) -> bool:
     """An array, or only the shape of one."""
     return eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
@@ -100,15 +100,15 @@ def _untied(shared: eqx.nn.Shared) -> Any:
     """The pytree in a `Shared` with the same arrays at all places that share them (and
     nothing where `get` computes a new one).
     """
-    arrays, treedef = jtu.tree_flatten(eqx.filter(shared, is_array))
-    rest = eqx.filter(shared, is_array, inverse=True)
+    arrays, treedef = jtu.tree_flatten(eqx.filter(shared, is_array_or_shape))
+    rest = eqx.filter(shared, is_array_or_shape, inverse=True)
     untied = []
 
     # Called with tracers, since of a mere shape a transpose can't be taken.
     def run(tracers: list[Any]) -> None:
         array_of = {id(t): a for t, a in zip(tracers, arrays, strict=True)}
         tied = eqx.combine(treedef.unflatten(tracers), rest)()
-        known = lambda x: array_of.get(id(x)) if is_array(x) else x
+        known = lambda x: array_of.get(id(x)) if is_array_or_shape(x) else x
         untied.append(jtu.tree_map(known, tied))
 
     jax.eval_shape(run, arrays)

@@ -19,9 +19,10 @@ from .._program.call_tree import Node
 from .._sites.patterns import nearest
 from .._sites.select import Chosen, default_of, Place, places, select, static_modules
 from .._sites.stacked import grouped
-from .._wrappers.plan import check_method, Method, root_method_of
-from .abstract_run import stage, Staged
-from .parameters import is_array, Parameter, Parameters
+from .._wrappers.plan import check_method, root_method_of
+from .._wrappers.types import Method, Where
+from .abstract_run import AbstractRun, run_abstractly
+from .parameters import is_array_or_shape, Parameter, Parameters
 from .result import Axis, Call, Missing, Report, Tree
 from .sites import class_name
 
@@ -29,7 +30,7 @@ from .sites import class_name
 def report(
     model: Any,
     *args: Any,
-    where: Any = None,
+    where: Where = None,
     method: Method = "__call__",
     **kwargs: Any,
 ) -> Report:
@@ -81,14 +82,16 @@ def report(
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
     everything = tuple(dict.fromkeys((*chosen, *callable_)))
     probed = None if where is None else [c for c in chosen if c.inside is not None]
-    staged = stage(model, everything, probed, root_method, method, args, kwargs)
-    key_of = lambda c: grouped(c.key(root_method), staged.groups)
+    abstract = run_abstractly(
+        model, everything, probed, root_method, method, args, kwargs
+    )
+    key_of = lambda c: grouped(c.key(root_method), abstract.groups)
     named = [(key_of(c), c) for c in everything]
     known = _Known(model, [(key, at[c.place]) for key, c in named])
-    made = _calls(staged, known)
+    made = _calls(abstract, known)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
-    entries = [made[id(node)] for node in staged.calls.logged]
+    entries = [made[id(node)] for node in abstract.calls.logged]
     all_calls = {c.key(root_method) for c in selected if c.call is None}
     only = {c.site_key(root_method) for c in selected} - all_calls
     keep = lambda c: (
@@ -107,16 +110,16 @@ def report(
     }
     inside = {key for key, c in named if c.inside is not None}
     silent = [k for k in keys if k not in fired | answered]
-    missing = _missing(staged, known, silent, inside)
+    missing = _missing(abstract, known, silent, inside)
     if where is None:
         missing += [_static(p.name, p.node) for p in static_modules(model)]
     return Report(
         entries=entries,
-        tree=Tree(tuple(made[id(node)] for node in staged.calls.roots)),
+        tree=Tree(tuple(made[id(node)] for node in abstract.calls.roots)),
         missing={m.key: m for m in missing},
         parameters=known.parameters.all,
-        flops=staged.calls.flops,
-        uncounted=tuple(sorted(staged.calls.uncounted)),
+        flops=abstract.calls.flops,
+        uncounted=tuple(sorted(abstract.calls.uncounted)),
     )
 
 
@@ -130,11 +133,13 @@ class _Known:
     def __init__(self, model: Any, sites: Sequence[tuple[str, Place]]):
         self.parameters = Parameters(model)
         # In a copy each array is an object of its own, also where two are one.
-        shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x
+        shape = lambda x: (
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array_or_shape(x) else x
+        )
         copy = jtu.tree_map(shape, model)
         self._copied = Parameters(copy)
         # The arrays of a program, each once, and the places that each has in the copy.
-        arrays = lambda tree: [x for x in jtu.tree_leaves(tree) if is_array(x)]
+        arrays = lambda tree: [x for x in jtu.tree_leaves(tree) if is_array_or_shape(x)]
         unique, places = once(arrays(model))
         self._positions: list[list[int]] = [[] for _ in unique]
         for i, x in zip(places, arrays(copy), strict=True):
@@ -158,10 +163,10 @@ class _Known:
         return any(mine & set(ids) for i in positions for ids in known[i : i + 1])
 
 
-def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
+def _calls(abstract: AbstractRun, known: _Known) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
     numbering = Numbering()
-    numbers = {id(node): numbering.next(node.site) for node in staged.calls.logged}
+    numbers = {id(node): numbering.next(node.site) for node in abstract.calls.logged}
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
@@ -186,7 +191,7 @@ def _calls(staged: Staged, known: _Known) -> dict[int, Call]:
         )
         return made[id(node)]
 
-    for root in staged.calls.roots:
+    for root in abstract.calls.roots:
         make(root)
     return made
 
@@ -221,26 +226,26 @@ def _static(key: str, module: Any) -> Missing:
 
 
 def _missing(
-    staged: Staged, known: _Known, keys: Sequence[str], inside: Container[str]
+    abstract: AbstractRun, known: _Known, keys: Sequence[str], inside: Container[str]
 ) -> list[Missing]:
     """Why there is nothing of these keys, of which some are of values `inside`."""
-    in_rules = [k for k in keys if known.any_of(k, staged.calls.in_rules)]
+    in_rules = [k for k in keys if known.any_of(k, abstract.calls.in_rules)]
     if in_rules:
-        differentiated = staged.differentiated()
+        differentiated = abstract.differentiated()
         in_rules = [k for k in in_rules if k in differentiated]
     missing = []
     for key in keys:
-        if key in staged.missed:
-            kind, why = "no such name", _no_such_name(key, *staged.missed[key])
-        elif key in staged.lost:
-            kind, why = "lost", staged.lost[key].rstrip(".")
+        if key in abstract.missed:
+            kind, why = "no such name", _no_such_name(key, *abstract.missed[key])
+        elif key in abstract.lost:
+            kind, why = "lost", abstract.lost[key].rstrip(".")
         elif key in in_rules:
             kind, why = (
                 "rule",
                 "it runs only inside a derivative rule (of a `custom_jvp` or "
                 "`custom_vjp`), which stands in the place of autodiff there",
             )
-        elif key not in inside and known.any_of(key, staged.calls.reads):
+        elif key not in inside and known.any_of(key, abstract.calls.reads):
             kind, why = (
                 "read",
                 "its parameters are read, but it isn't called; hook the module that "

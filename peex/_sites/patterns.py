@@ -55,7 +55,7 @@ def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
 def assign(
     what: str, fn: Any, keys: Mapping[str, str], probed: Container[str] = ()
 ) -> dict[str, str | None]:
-    """Which hook or log acts at which key, by name (see `named` in
+    """Which hook or log acts at which key, by name (see `by_name` in
     `_wrappers/plan.py`). `keys` has with each what is behind the key of its module (see
     `Chosen.suffix`). Of a dict by pattern the first match wins; its value may be
     `None`, for nothing.

@@ -17,7 +17,7 @@ from .._engine.site import suffix_of
 from .._errors import SiteNotFoundError
 from .keys import Key, split, split_call, split_method
 from .patterns import key_matches, matches, nearest, splits
-from .walk import children, is_array, is_function, is_module, stands_in, unwrap
+from .walk import children, is_array_leaf, is_function, is_module, stands_in, unwrap
 
 
 class Place(NamedTuple):
@@ -65,7 +65,7 @@ def places(model: Any, root_method: str) -> list[Place]:
     found: list[Place] = []
 
     def visit(key: Key, node: Any) -> bool:
-        if is_array(node):
+        if is_array_leaf(node):
             return False
         here = len(found)
         parts = children(key, node)

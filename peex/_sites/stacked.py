@@ -30,7 +30,7 @@ _KINDS = re.compile(
 )
 
 
-def named(error: Exception) -> list[str]:
+def keys_in(error: Exception) -> list[str]:
     """The keys of the sites that an error of JAX's shows."""
     return list(dict.fromkeys(_SITE.findall(str(error))))
 
@@ -64,7 +64,7 @@ def grouped(key: str, prefixes: Sequence[Prefix]) -> str:
 
 def refuse(error: Exception) -> NoReturn:
     """Explains JAX's refusal to bring modules with different sites together."""
-    keys = ", ".join(repr(key) for key in named(error))
+    keys = ", ".join(repr(key) for key in keys_in(error))
     raise SiteLostError(
         "The model brings modules of different structure together"
         f"{f', among them {keys}' if keys else ''}: a site carries its name and what "
@@ -105,4 +105,4 @@ def is_refusal(error: Exception) -> bool:
     if type(error) not in (TypeError, ValueError):
         return False  # not what derives from these
     kinds = _KINDS.search(str(error))
-    return bool(named(error)) or (kinds is not None and kinds[1] == kinds[2])
+    return bool(keys_in(error)) or (kinds is not None and kinds[1] == kinds[2])

@@ -93,7 +93,7 @@ def unwrap(model: Any) -> Any:
     return model
 
 
-def is_array(node: Any) -> bool:
+def is_array_leaf(node: Any) -> bool:
     return _kind(node).array
 
 

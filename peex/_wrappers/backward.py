@@ -1,7 +1,7 @@
 """The backward wrapper: cotangents, logged and changed."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 
 from .. import _compat
 from .._engine.codec import buffers_of, pack, shown, shown_as
-from .._engine.messages import Ask
+from .._engine.messages import Ask, BufferAsk
 from .._engine.numbering import Numbering
 from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
@@ -18,8 +18,9 @@ from .._hooks.log_fns import IdentityLog
 from .._log import Log
 from .._sites.walk import AbstractWrapper
 from .hook_collector import HookCollector
-from .plan import Method, Plan, plan
+from .plan import Plan, plan
 from .run import run
+from .types import Hook, LogFn, Method, Model, Where
 
 
 class _Backward(HookCollector):
@@ -34,9 +35,9 @@ class _Backward(HookCollector):
         self._number_log = Numbering()
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        if info.slot != "log":
+        if not isinstance(info, BufferAsk):
             return super().supply(info)
-        self.heard.add(info.site.key)
+        self.received.add(info.site.key)
         self.calls[info.site.key, info.site.call] += 1
         if info.site.log is None:
             return []
@@ -52,7 +53,7 @@ class _Backward(HookCollector):
         self.made[key] = pack(info.treedef, info.dtypes, buffers)
         return buffers
 
-    def _buffers(self, key: str, info: Ask) -> list[Any]:
+    def _buffers(self, key: str, info: BufferAsk) -> list[Any]:
         assert self.log is not None
         again = (
             "Call `.init(...)` again with arguments like those of this call: "
@@ -74,7 +75,7 @@ class _Backward(HookCollector):
         return buffers_of(entry)
 
 
-class BackwardHook(AbstractWrapper):
+class BackwardHook(AbstractWrapper, Generic[Model]):
     """Wraps a model so that its gradient brings back the cotangents that its parts
     receive, or so that these are changed on their way.
 
@@ -109,7 +110,7 @@ class BackwardHook(AbstractWrapper):
     the `vmap` inside: `BackwardHook(eqx.filter_vmap(model))`, or a `method`.
     """
 
-    model: Any
+    model: Model
     hook_fn: Any
     log_fn: Any
     log: Log | None
@@ -117,11 +118,11 @@ class BackwardHook(AbstractWrapper):
 
     def __init__(
         self,
-        model: Any,
-        hook_fn: Any = IdentityHook(),
-        log_fn: Any = IdentityLog(),
+        model: Model,
+        hook_fn: Hook = IdentityHook(),
+        log_fn: LogFn = IdentityLog(),
         *,
-        where: Any = None,
+        where: Where = None,
         pre_hook: bool = False,
         with_kwargs: bool = False,
         method: Method = "__call__",
@@ -146,7 +147,7 @@ class BackwardHook(AbstractWrapper):
         self.log_fn = log_fn
         self.log = log
 
-    def init(self, /, *args: Any, **kwargs: Any) -> "BackwardHook":
+    def init(self, /, *args: Any, **kwargs: Any) -> "BackwardHook[Model]":
         """Finds the shapes of the log, by tracing a call (nothing is computed).
 
         **Arguments:**

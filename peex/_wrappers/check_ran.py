@@ -11,17 +11,18 @@ from .hook_collector import HookCollector
 from .plan import Plan, Wanted
 
 
-def check_fired(plan: Plan, collector: HookCollector) -> None:
+def check_ran(plan: Plan, collector: HookCollector) -> None:
     """Raises if something that was asked for by name didn't run.
 
     **Raises:** `SiteNotFiredError`.
     """
-    heard, probes, groups = collector.heard, collector.probes.fired, collector.groups
+    received, groups = collector.received, collector.groups
+    probes = collector.probes.met
 
     def ran(key: str, call: int | None) -> bool:
         names = {key, grouped(key, groups)}
         if call is None:
-            return bool(names & heard)
+            return bool(names & received)
         counts = (collector.calls[name, one] for name in names for one in (call, None))
         return max(counts) > call
 
@@ -30,18 +31,18 @@ def check_fired(plan: Plan, collector: HookCollector) -> None:
         as_probes = {
             k for k, site in probes.items() if key_matches(name, k, site.suffix)
         }
-        if not (as_probes & heard or any(ran(*wanted) for wanted in chosen)):
+        if not (as_probes & received or any(ran(*wanted) for wanted in chosen)):
             keys = [key for key, _ in chosen]
             missed = [collector.missed[key] for key in keys if key in collector.missed]
             if missed:
                 _no_such_name(name, missed)
             _not_run(
-                f"`where={name!r}` was asked for, but nothing of it", chosen, heard
+                f"`where={name!r}` was asked for, but nothing of it", chosen, received
             )
     for what, pattern, chosen in plan.acting:
         if not any(ran(*wanted) for wanted in chosen):
             subject = f"The pattern {pattern!r} of `{what}` chooses sites, but none"
-            _not_run(subject, chosen, heard)
+            _not_run(subject, chosen, received)
     for what, pattern in plan.probed:
         if not any(key_matches(pattern, k, site.suffix) for k, site in probes.items()):
             raise SiteNotFiredError(
@@ -72,7 +73,7 @@ def refuse_lazy(out: Any) -> None:
 
 
 def _not_run(
-    subject: str, chosen: Collection[Wanted], heard: Collection[str]
+    subject: str, chosen: Collection[Wanted], received: Collection[str]
 ) -> NoReturn:
     keys = sorted(key if call is None else f"{key}#{call}" for key, call in chosen)
     shown = ", ".join(repr(k) for k in keys[:5])
@@ -81,7 +82,7 @@ def _not_run(
         "never called. Perhaps the parameters are read without a call (or only the "
         "shape is asked for, by `jax.eval_shape`), or another method runs it, or a "
         "branch in Python wasn't taken. Sites that ran: "
-        f"{', '.join(repr(k) for k in sorted(heard)[:5]) or 'none'}."
+        f"{', '.join(repr(k) for k in sorted(received)[:5]) or 'none'}."
     )
 
 

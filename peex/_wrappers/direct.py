@@ -9,10 +9,9 @@ what the process did before.
 
 from typing import Any
 
-import jax.tree_util as jtu
-
 from .. import _compat
 from .._caches import weak_cache
+from .._instrument.classes import Flat
 from .._sites.walk import unwrap
 from .plan import Plan
 
@@ -25,14 +24,15 @@ _learned = weak_cache()
 class Directness:
     """What is known of calls like this one."""
 
-    def __init__(self, plan: Plan, model: Any, backward: bool):
-        owner = type(unwrap(model)) if isinstance(plan.method, str) else plan.method
+    def __init__(self, plan: Plan, flat: Flat, backward: bool):
+        method = plan.method
+        owner = type(unwrap(flat.model)) if isinstance(method, str) else method
         try:
             self._known = _learned.setdefault(owner, {})
         except TypeError:  # can't be hashed, or referred to weakly
             self._known = {}
         # A number alone, which keeps nothing alive.
-        self._key = hash((plan, jtu.tree_structure(model), backward))
+        self._key = hash((plan, flat.treedef, backward))
 
     @property
     def is_direct(self) -> bool:

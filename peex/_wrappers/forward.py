@@ -1,6 +1,6 @@
 """The forward wrapper: activations, logged and changed."""
 
-from typing import Any
+from typing import Any, Generic
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -14,11 +14,12 @@ from .._log import Log
 from .._sites.walk import AbstractWrapper
 from .budget import check_size
 from .hook_collector import HookCollector
-from .plan import Method, Plan, plan
+from .plan import Plan, plan
 from .run import run
+from .types import Hook, LogFn, Method, Model, Where
 
 
-class ForwardHook(AbstractWrapper):
+class ForwardHook(AbstractWrapper, Generic[Model]):
     """Wraps a model so that it hands back what its parts computed, or changes it.
 
     The model isn't edited and isn't changed. The wrapper is a pytree, and can be used
@@ -45,18 +46,18 @@ class ForwardHook(AbstractWrapper):
         ```
     """
 
-    model: Any
+    model: Model
     hook_fn: Any
     log_fn: Any
     plan: Plan = eqx.field(static=True)
 
     def __init__(
         self,
-        model: Any,
-        hook_fn: Any = IdentityHook(),
-        log_fn: Any = IdentityLog(),
+        model: Model,
+        hook_fn: Hook = IdentityHook(),
+        log_fn: LogFn = IdentityLog(),
         *,
-        where: Any = None,
+        where: Where = None,
         pre_hook: bool = False,
         with_kwargs: bool = False,
         method: Method = "__call__",

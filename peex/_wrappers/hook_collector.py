@@ -9,34 +9,34 @@ import jax.numpy as jnp
 from .. import _compat
 from .._engine.active_calls import next_depth
 from .._engine.collector import Collector
-from .._engine.messages import Ask, Tap
+from .._engine.messages import ArraysAsk, Ask, Tap
 from .._engine.numbering import Numbering
 from .._engine.site import freeze, Frozen
 from .._engine.values import zeros
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._hooks.step_hooks import AbstractIndexedHook, OnlyIf
-from .plan import named
+from .._hooks.step_hooks import AbstractStepHook, OnlyIf
+from .plan import by_name
 
 
 class HookCollector(Collector):
     """Collects for a wrapper, and answers with what its hooks hold.
 
     - `frozen`: the hooks and logs by name, without their arrays.
-    - `calls`: how many calls of each site were heard of.
+    - `calls`: how many calls of each site were received.
     """
 
     def __init__(self, hook_fn: Any, log_fn: Any):
         super().__init__(next_depth())
         self.fns = {"hook_fn": hook_fn, "log_fn": log_fn}
         self.frozen: dict[str, Frozen] = {}
-        self.indexed: dict[str, AbstractIndexedHook] = {}
+        self.step_hooks: dict[str, AbstractStepHook] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._number = Numbering()
         self.calls: collections.Counter[tuple[str, int | None]] = collections.Counter()
-        for name, fn in [*named("hook_fn", hook_fn), *named("log_fn", log_fn)]:
-            if isinstance(fn, AbstractIndexedHook):
-                self.indexed[name] = fn
+        for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
+            if isinstance(fn, AbstractStepHook):
+                self.step_hooks[name] = fn
                 fn = fn.local
             if type(fn) is not IdentityHook:
                 is_identity = type(fn) is IdentityLog
@@ -56,10 +56,10 @@ class HookCollector(Collector):
         self.calls[info.site.key, info.site.call] += 1
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        if info.shared:
-            return self._arrays[info.slot]
+        if isinstance(info, ArraysAsk):
+            return self._arrays[info.fn]
         site = info.site
-        self.heard.add(site.key)
+        self.received.add(site.key)
         assert site.hook is not None
         key = self._number(site)
         shapes = info.shapes
@@ -69,8 +69,8 @@ class HookCollector(Collector):
             name = name.removesuffix(", in one call")
             acts = jnp.full(shapes[0].shape, key is not None)
             data, shapes = [acts], shapes[1:]
-        if name in self.indexed and key is not None:
-            data += self.indexed[name].data(key, shapes, info.axes)
+        if name in self.step_hooks and key is not None:
+            data += self.step_hooks[name].data(key, shapes, info.axes)
         else:
             data += [zeros(s) for s in shapes]
         return _compat.as_varying(data, info.varying)

@@ -7,7 +7,7 @@ import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
-from .._engine.site import Path, Site, suffix_of
+from .._engine.site import ModuleKey, Site, suffix_of
 from .._sites.patterns import first_match
 from .._sites.select import Chosen, places
 from .._sites.stacked import grouped, Prefix
@@ -15,7 +15,7 @@ from .hook_collector import HookCollector
 from .plan import Plan
 
 
-Sites = dict[str, dict[str, tuple[Site | Path, ...]]]
+SitesByKey = dict[str, dict[str, tuple[Site | ModuleKey, ...]]]
 
 
 @dataclasses.dataclass
@@ -51,8 +51,8 @@ class SiteMaker:
             with_kwargs=plan.with_kwargs,
             hook=acting,
             log=collector.frozen.get(log) if log else None,
-            indexed=acting is not None
-            and (call is not None or hook in collector.indexed),
+            takes_data=acting is not None
+            and (call is not None or hook in collector.step_hooks),
             asked=bool(plan.asked),
             while_buffer=plan.while_buffer,
             inside=inside,
@@ -96,9 +96,9 @@ def may_be_site(plan: Plan, name: str) -> bool:
     return plan.default or any(chosen.names(name) for chosen, _, _ in plan.chosen)
 
 
-def sites_of(make: SiteMaker) -> Sites:
+def sites_of(make: SiteMaker) -> SitesByKey:
     """The sites by module and method."""
-    sites: Sites = {}
+    sites: SitesByKey = {}
     plan = make.plan
     for chosen, hook, log in plan.chosen:
         key = chosen.site_key(plan.root_method)
@@ -109,7 +109,7 @@ def sites_of(make: SiteMaker) -> Sites:
     return sites
 
 
-def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
+def tell_keys(sites: SitesByKey, model: Any, make: SiteMaker) -> None:
     """Has every callable module without a site tell its key while it runs, too."""
     root_method, depth = make.plan.root_method, make.collector.depth
     for place in places(model, root_method):
@@ -120,4 +120,4 @@ def tell_keys(sites: Sites, model: Any, make: SiteMaker) -> None:
         for method in {entry: None, **methods}:
             key = Chosen(place.name, method).key(root_method)
             if not methods.get(method):
-                methods[method] = (Path(key, depth),)
+                methods[method] = (ModuleKey(key, depth),)

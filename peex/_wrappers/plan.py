@@ -2,19 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 
-from .._hooks.step_hooks import AbstractIndexedHook
+from .._hooks.step_hooks import AbstractStepHook
 from .._instrument.classes import Memo
 from .._sites.patterns import assign
 from .._sites.select import Chosen, places, probe_patterns, select
 from .._sites.walk import AbstractWrapper
+from .types import Method
 
 
-Method = str | Callable[..., Any]
 Wanted = tuple[str, int | None]
 
 
@@ -60,8 +59,8 @@ class Plan:
     @functools.cached_property
     def may_probe(self) -> bool:
         """Whether a `px.probe` may be a site: it has no arguments."""
-        named = any(chosen.inside is not None for chosen, _, _ in self.chosen)
-        return not self.pre and (self.default or named)
+        by_name = any(chosen.inside is not None for chosen, _, _ in self.chosen)
+        return not self.pre and (self.default or by_name)
 
     @property
     def logs(self) -> bool:
@@ -111,7 +110,7 @@ def plan(
     acting: dict[str, dict[str, str | None]] = {}
     patterns_acting: list[tuple[str, str, frozenset[Wanted]]] = []
     for what, fn in (("hook_fn", hook_fn), ("log_fn", log_fn)):
-        named(what, fn)  # raises early
+        by_name(what, fn)  # raises early
         patterns = []
         if where is None and not pre:
             patterns = probe_patterns(model, fn, keys, root_method)
@@ -145,24 +144,24 @@ def plan(
     )
 
 
-def named(what: str, fn: Any) -> list[tuple[str, Any]]:
+def by_name(what: str, fn: Any) -> list[tuple[str, Any]]:
     """Hooks or logs by name. `fn` is one, `None`, or a dict from patterns to these."""
-    by_name = {what: fn}
+    fns = {what: fn}
     if isinstance(fn, dict):
-        by_name = {f"{what}[{pattern!r}]": one for pattern, one in fn.items()}
-    for name, one in by_name.items():
+        fns = {f"{what}[{pattern!r}]": one for pattern, one in fn.items()}
+    for name, one in fns.items():
         if isinstance(one, type) and issubclass(one, eqx.Module):
             raise TypeError(
                 f"`{name}` is the class {one.__name__} itself; give an instance of it, "
                 f"as `{one.__name__}(...)`."
             )
-        allowed = callable(one) or isinstance(one, AbstractIndexedHook) or one is None
+        allowed = callable(one) or isinstance(one, AbstractStepHook) or one is None
         if not allowed:
             raise TypeError(
                 f"`{name}` is a callable, None, or a dict from patterns to these; got "
                 f"{one!r}."
             )
-    return [(name, one) for name, one in by_name.items() if one is not None]
+    return [(name, one) for name, one in fns.items() if one is not None]
 
 
 def check_model(model: Any) -> None:

@@ -5,19 +5,22 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax.tree_util as jtu
+
 from .. import _compat
-from .._engine.active_calls import all_saved, Staged
+from .._engine.active_calls import all_saved, NeedsTrace
 from .._engine.rules.install import install
 from .._engine.trace import run_with
-from .._instrument.classes import stand_still, strip
+from .._instrument.classes import Flat, stand_still, strip
 from .._instrument.probe import Probes
 from .._sites.stacked import is_refusal, refuse, refuse_fixed
 from .._sites.walk import unwrap
-from .check_ran import check_fired, refuse_lazy
+from .check_ran import check_ran, refuse_lazy
 from .direct import Directness, runs_eagerly
 from .hook_collector import HookCollector
 from .make_sites import may_be_site, SiteMaker, sites_of, tell_keys
-from .plan import Method, Plan
+from .plan import Plan
+from .types import Method
 
 
 Collected = TypeVar("Collected", bound=HookCollector)
@@ -38,16 +41,17 @@ def run(
     collector = make_collector()
     if not (collector.frozen or plan.asked or plan.probed):  # nothing to do
         return call_method(model, plan.method, args, kwargs), collector
+    flat = Flat(model, *jtu.tree_flatten(model))
     if not runs_eagerly(_compat.current_trace()):
-        return _run(plan, model, collector, backward, args, kwargs)
-    learned = Directness(plan, model, backward)
+        return _run(plan, flat, collector, backward, args, kwargs)
+    learned = Directness(plan, flat, backward)
     if learned.is_direct:
         collector.direct = True
         forget = all_saved()
         states = _compat.saved_states((args, kwargs))
         try:
-            return _run(plan, model, collector, backward, args, kwargs)
-        except Staged as signal:
+            return _run(plan, flat, collector, backward, args, kwargs)
+        except NeedsTrace as signal:
             # The one case in which the model's Python runs twice: it takes, for the
             # first time, a branch with a site inside of what JAX stages.
             if signal.call is not collector.call:
@@ -56,22 +60,22 @@ def run(
         forget()
         states()
         collector = make_collector()
-    out = _run(plan, model, collector, backward, args, kwargs)
+    out = _run(plan, flat, collector, backward, args, kwargs)
     learned.learn(collector.stages)
     return out
 
 
 def _run(
-    plan: Plan, model: Any, collector: Collected, backward: bool, args: Any, kwargs: Any
+    plan: Plan, flat: Flat, collector: Collected, backward: bool, args: Any, kwargs: Any
 ) -> tuple[Any, Collected]:
     make = SiteMaker(plan, collector, backward)
     may_be = ft.partial(may_be_site, plan)
-    owner = type(unwrap(model)) if isinstance(plan.method, str) else None
+    owner = type(unwrap(flat.model)) if isinstance(plan.method, str) else None
     collector.probes = Probes(may_be, make.of_probe, plan.may_probe, owner)
     collector.frame = sys._getframe()
     try:
         with run_with(collector), collector.probes.caches():
-            instrumented = _instrumented(model, make)
+            instrumented = _instrumented(flat, make)
             args, kwargs = stand_still(instrumented, args, kwargs)
             out = call_method(instrumented, plan.method, args, kwargs)
     except (TypeError, ValueError) as error:
@@ -84,12 +88,12 @@ def _run(
         for end in collector.at_end:
             end()
     refuse_lazy(out)
-    collector.check_heard()
-    check_fired(plan, collector)
+    collector.check_received()
+    check_ran(plan, collector)
     return strip(out), collector
 
 
-def _instrumented(model: Any, make: SiteMaker) -> Any:
+def _instrumented(flat: Flat, make: SiteMaker) -> Any:
     """The model with the sites of a run put in."""
     plan, collector = make.plan, make.collector
     key = (
@@ -97,16 +101,16 @@ def _instrumented(model: Any, make: SiteMaker) -> Any:
         collector.direct,
         make.backward,
         tuple(collector.frozen.items()),
-        frozenset(collector.indexed),
+        frozenset(collector.step_hooks),
     )
 
     def sites() -> Any:
         sites = sites_of(make)
         if plan.may_probe:
-            tell_keys(sites, model, make)
+            tell_keys(sites, flat.model, make)
         return sites
 
-    return plan.memo.instrument(model, key, sites)
+    return plan.memo.instrument(flat, key, sites)
 
 
 def call_method(model: Any, method: Method, args: Any, kwargs: Any) -> Any:

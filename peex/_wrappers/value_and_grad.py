@@ -11,6 +11,7 @@ from .._hooks.log_fns import IdentityLog
 from .._log import Log
 from .backward import BackwardHook
 from .forward import ForwardHook
+from .types import Hook, LogFn, Where
 
 
 class Logs(NamedTuple):
@@ -26,10 +27,10 @@ jax.export.register_namedtuple_serialization(Logs, serialized_name="peex.Logs")
 def value_and_grad(
     loss: Callable[..., Any],
     *,
-    backward: Any = IdentityLog(),
-    forward: Any = None,
-    hook_fn: Any = None,
-    where: Any = None,
+    backward: LogFn = IdentityLog(),
+    forward: LogFn = None,
+    hook_fn: Hook = None,
+    where: Where = None,
     pre_hook: bool = False,
     has_aux: bool = False,
 ) -> Callable[..., tuple[tuple[Any, Logs], Any]]:

@@ -15,7 +15,7 @@ from ..rule import (
     AbstractRunner,
     Arrays,
     Body,
-    Logs,
+    LogArrays,
     Outcome,
     Params,
     register,
@@ -126,8 +126,8 @@ def _run(
     return outs, logs
 
 
-def _strong(logs: Logs) -> Logs:
-    """Logs without weak types, which the zeros of other branches don't have."""
+def _strong(logs: LogArrays) -> LogArrays:
+    """LogArrays without weak types, which the zeros of other branches don't have."""
 
     def one(x: Any) -> Any:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)

@@ -17,14 +17,14 @@ from jax import lax
 from ... import _compat
 from ..active_calls import Call
 from ..collector import Collector
-from ..messages import Ask
+from ..messages import ArraysAsk, Ask
 from ..primitives import lost
 from ..reading import IN_RULE, of_jaxpr
 from ..rule import (
     AbstractRunner,
     Arrays,
     Body,
-    Logs,
+    LogArrays,
     Outcome,
     Params,
     register,
@@ -52,7 +52,7 @@ def _bodies(params: Params, num_operands: int) -> list[Body]:
     return [Body(params["call_jaxpr"], range(num_operands))]
 
 
-class _Sites:
+class _Function:
     """The sites inside of one such function, which is held as a jaxpr: JAX may run its
     derivative rule long after the call, when the function itself can't be traced again.
     So nothing of the call is kept here: no tracer, and not the collector itself.
@@ -73,7 +73,7 @@ def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     return jaxpr, list(_compat.open_jaxpr(jaxpr)[1])
 
 
-def _shared(sites: _Sites, collector: Collector) -> Shared:
+def _shared(sites: _Function, collector: Collector) -> Shared:
     # The rule gives no derivative with respect to a hook's arrays.
     return {
         info.name: [lax.stop_gradient(x) for x in collector.supply(info)]
@@ -81,7 +81,7 @@ def _shared(sites: _Sites, collector: Collector) -> Shared:
     }
 
 
-def _record(sites: _Sites, collector: Collector, logs: Logs) -> None:
+def _record(sites: _Function, collector: Collector, logs: LogArrays) -> None:
     for spec, arrays in zip(sites.signature.taps, logs, strict=True):
         collector.record(spec.info, arrays)
 
@@ -98,13 +98,11 @@ def _call_jvp(
     if _compat.holds_no_module(fun):
         return None
     jaxpr, consts = _traced(fun, args)
-    sites = _Sites(jaxpr, collector)
+    sites = _Function(jaxpr, collector)
     if not sites.signature:
         return None
 
-    @jax.custom_jvp
-    def call(consts: Any, args: Any, shared: Any) -> Outcome:
-        return sites.run(consts, args, shared)
+    call = jax.custom_jvp(sites.run)
 
     def rule(primals: Any, tangents: Any) -> Any:
         consts, args, shared = primals
@@ -133,15 +131,13 @@ def _call_vjp(
     if _compat.holds_no_module(fun):
         return None
     jaxpr, consts = _traced(fun, args)
-    sites = _Sites(jaxpr, collector)
+    sites = _Function(jaxpr, collector)
     if not sites.signature:
         return None
 
     staging = _compat.is_staging_trace(_compat.current_trace())
 
-    @jax.custom_vjp
-    def call(consts: Any, args: Any, shared: Any) -> Outcome:
-        return sites.run(consts, args, shared)
+    call = jax.custom_vjp(sites.run)
 
     def call_fwd(consts: Any, args: Any, shared: Any) -> Any:
         if staging and any(c.perturbed for c in consts):
@@ -182,7 +178,7 @@ def _inside_rule(whose: Collector, shared: Shared) -> Any:
 class _Dropping(Collector):
     """`shared` are the arrays of the hooks that act in the function."""
 
-    silent = True
+    discards = True
 
     def __init__(self, depth: int, call: Call, shared: Shared):
         super().__init__(depth, call)
@@ -192,7 +188,7 @@ class _Dropping(Collector):
         return _Dropping(self.depth, self.call, {})
 
     def supply(self, info: Ask) -> Sequence[Any]:
-        if info.name not in self.shared:
+        if not isinstance(info, ArraysAsk) or info.name not in self.shared:
             lost(info.site, IN_RULE)
         return self.shared[info.name]
 

@@ -18,7 +18,7 @@ from ..rule import (
     AbstractRunner,
     Arrays,
     Body,
-    Logs,
+    LogArrays,
     Outcome,
     Params,
     register,
@@ -63,7 +63,7 @@ def _run_linear(
     def part(i: int, x: Sequence[Any]) -> Outcome:
         return runner.run(jaxprs[i], [*consts[i], *x], arrays)
 
-    def with_aux(outs: list[Any], logs: Logs) -> Any:
+    def with_aux(outs: list[Any], logs: LogArrays) -> Any:
         return outs[: len(b)], (outs[len(b) :], logs)
 
     def solve(matvec: Any, x: Any) -> Any:

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from ... import _compat
-from ..messages import Ring
+from ..messages import BufferAsk, Ring
 from ..primitives import lost
 from ..reading import of_jaxpr
 from ..rule import (
     AbstractRunner,
     Arrays,
     Body,
-    Logs,
+    LogArrays,
     Outcome,
     Params,
     register,
@@ -33,7 +33,7 @@ from .cond import counted
 def _signature(params: Params) -> Signature:
     inside = join(of_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     for info in inside.asks:
-        if info.slot == "log":
+        if isinstance(info, BufferAsk):
             why = "which has no reverse-mode derivative."
         else:
             why = "so its hook can't be told which step it is in."
@@ -144,7 +144,9 @@ def _run(
         args = [*cond_consts, *carry]
         return runner.run(params["cond_jaxpr"], args, arrays, once_more=once_more)
 
-    def put(rings: list[State], specs: Sequence[TapSpec], found: Logs) -> list[State]:
+    def put(
+        rings: list[State], specs: Sequence[TapSpec], found: LogArrays
+    ) -> list[State]:
         rings = [_put(*x) for x in zip(specs, rings, found, strict=True)]
         return _compat.as_varying(rings, varying)
 
