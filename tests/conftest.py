@@ -1,26 +1,45 @@
 """Set up before JAX and peex are: four CPU devices, for the tests of sharding; quick
-compilation; and checks of what peex's functions are given and return. And the options of
-the tests.
+compilation; and checks of what peex's functions are given and return. And the options
+of the tests.
 """
 
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import pytest
 from beartype.claw import beartype_package
 
 
-_FLAG = "--xla_force_host_platform_device_count=4"
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
-
 # Most of the time would go to optimising programs that run once, and to compiling the
 # same ones in each worker. (CI runs the suite with optimisation, too.)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+_DEVICES = "--xla_force_host_platform_device_count=4"
+_QUICK = (
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+
+
+def _is_known(flag):
+    """Whether this version of XLA has a flag; another one ends the process."""
+    client = "from jaxlib import xla_client; xla_client.make_cpu_client()"
+    env = {**os.environ, "XLA_FLAGS": flag}
+    run = subprocess.run([sys.executable, "-c", client], env=env, capture_output=True)
+    return run.returncode == 0
+
+
+# The workers inherit it.
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    quick = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+    flags = [_DEVICES, *(flag for flag in _QUICK if quick and _is_known(flag))]
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 # (jaxtyping's own hook compiles new functions for each inner function, at each call of
 # the outer one: with it, many tests take twice as long.)

@@ -39,12 +39,15 @@ class Collector(AbstractListener):
     - `at_end`: what is to be done when the call ends.
     """
 
+    # What a call adds to, and `saved` brings back: lists, dicts, sets, numberings.
+    state: tuple[str, ...] = ("emitted", "groups", "missed", "received", "records")
     # Whether it listens on the trace on which the call began.
     direct = False
-    # Whether it takes the taps of other wrappers too, to drop them: where something is
-    # run once more.
+    # Whether it takes the taps of other wrappers, too, and drops them. A `while` runs
+    # its condition at two places, of which these wrappers shall hear once.
     drops_others = False
-    # Whether it brings nothing out, so that a primitive without a rule may hold sites.
+    # Whether it throws away what it takes, as in a derivative rule: the function that
+    # the rule is of has been listened to. Then a primitive without a rule may hold sites.
     discards = False
 
     def __init__(self, depth: int, call: Call | None = None):
@@ -66,12 +69,12 @@ class Collector(AbstractListener):
         self.records.append((info, arrays))
 
     def saved(self) -> Callable[[], None]:
-        # Lists, dicts, sets, numberings.
-        state = {k: x.copy() for k, x in vars(self).items() if hasattr(x, "copy")}
+        state = {name: getattr(self, name).copy() for name in self.state}
         undo_probes = None if self.probes is None else self.probes.saved()
 
         def undo() -> None:
-            vars(self).update({k: x.copy() for k, x in state.items()})
+            for name, x in state.items():
+                setattr(self, name, x.copy())
             if undo_probes is not None:
                 undo_probes()
 

@@ -8,7 +8,7 @@ does with every cotangent, and comes back as the gradient with respect to the lo
 The identity is linear, and all that is done is done where it is transposed. So it is a
 primitive with a transpose rule rather than a `custom_vjp`: forward mode goes on
 working, and sees the identity. Where the cotangent itself is logged, and nothing acts
-on it, the rule is that of adding the buffer: this is `tie`.
+on it, the rule is that of adding the buffer: this is `add_buffer_p`.
 """
 
 import dataclasses

@@ -9,9 +9,9 @@ whatever JAX transformations it runs under.
 - `mark` says that a value's cotangent is wanted, and into which buffer. It is the
     identity, under inner derivatives too; the collector makes a derivative rule of it.
 
-All live only between a site and the collector that answers them: none can be executed
-or compiled. One that gets that far would have been lost, and raises; unless its site is
-excused (see `excuse` in `_engine/signature.py`).
+A collector takes all three out of a program before JAX compiles it. One that JAX comes
+to compile or execute has met no collector: its value would be lost, so it raises (unless
+it is in a derivative rule that nobody listens to: see `excuse` in `reading.py`).
 """
 
 import dataclasses

@@ -47,8 +47,9 @@ class AbstractRunner(abc.ABC):
         once_more: bool = False,
     ) -> Outcome:
         """Runs a body: its outputs, and what `inside` says, in this order. `consts` are
-        given if they aren't those of the jaxpr. `once_more` says that the body runs at
-        another place, too, where other wrappers hear of it.
+        given if they aren't those of the jaxpr. `once_more` says that the same body
+        also runs at another place in the rebuilt program, from where the sites of other
+        wrappers are brought out: here they are dropped.
         """
 
     @abc.abstractmethod

@@ -33,8 +33,8 @@ class Signature:
     - `asks`: the buffers of backward logs it asks for, call by call.
     - `shared`: the arrays of hooks it asks for, each once.
     - `marked`: those that it will ask for where its marks become derivative rules.
-    - `lost`: the sites that are in primitives without a rule, and why nothing can come
-        of them.
+    - `lost`: the sites that are in primitives without a rule, and why their values
+        can't be brought out.
     """
 
     taps: tuple[TapSpec, ...] = ()

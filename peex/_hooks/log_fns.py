@@ -92,8 +92,9 @@ class MeanLog(AbstractLog):
 class MeanStd(NamedTuple):
     """What [`peex.MeanStdLog`][] records, each with the structure of the value."""
 
-    mean: PyTree[ArrayLike]
-    std: PyTree[ArrayLike]
+    # (Of arrays; but JAX puts shapes and other things in their place, too.)
+    mean: PyTree[Any]
+    std: PyTree[Any]
 
 
 jax.export.register_namedtuple_serialization(MeanStd, serialized_name="peex.MeanStd")
@@ -172,6 +173,10 @@ class HistogramLog(AbstractLog):
         """**Arguments:**
 
         - `edges`: increasing numbers, shape `(n,)`, in the units of the value.
+
+        **Raises:**
+
+        `ValueError` if there are none.
         """
         is_array = isinstance(edges, jax.Array | np.ndarray)
         self.edges = edges if is_array else jnp.asarray(edges, float)

@@ -119,7 +119,9 @@ class AtStep(AbstractStepHook):
 
         **Raises:**
 
-        `TypeError` for a hook that can't be called, or steps that aren't integers.
+        `TypeError` for a hook that can't be called, or steps that aren't integers. When
+        it is called, [`peex.HookShapeError`][] where there are fewer loops around the
+        site than `steps` speaks of, or (of concrete steps) a loop has no such step.
         """
         if isinstance(hook, AbstractStepHook) or not callable(hook):
             name = type(hook).__name__
@@ -209,7 +211,9 @@ class _Patch(AbstractLocal):
 
 
 class PatchHook(AbstractStepHook):
-    """Replaces each value by the same site's value in another run: activation patching.
+    """Replaces each value by the same site's value in another run: activation patching
+    ([Vig et al., 2020](https://arxiv.org/abs/2004.12265); [Meng et al.,
+    2022](https://arxiv.org/abs/2202.05262)).
 
     The log is cut per call, step and example as it was put together. Its values are
     dynamic: patching with another run's compiles nothing anew.
@@ -250,7 +254,8 @@ class PatchHook(AbstractStepHook):
 
         **Raises:**
 
-        `TypeError` for a mask of another type. When it is called,
+        `TypeError` for a mask of another type, [`peex.SiteNotFoundError`][] for a
+        pattern of the mask that nothing in the log matches. When it is called,
         [`peex.LogShapeError`][] if the log, or a mask, doesn't fit.
         """
         self.source_log = source_log

@@ -223,6 +223,7 @@ def _method(sub: Any, name: str) -> Any:
     if isinstance(found, staticmethod | classmethod):
         return _WithoutSelf(sub, name, found)
 
+    @no_type_check  # what it calls may be looked for by its name
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         original = getattr(cls, name)
         if type(original) is types.FunctionType:

@@ -3,7 +3,9 @@
 FLOPs are counted from the shapes of its operations:
 
 - A matrix product (`dot_general`) of `(..., M, K)` with `(..., K, N)`: `2 * M * N * K`
-    for each batch index: one multiplication and one addition for each term.
+    for each batch index: one multiplication and one addition for each term, as XLA's
+    own analysis counts them, and Hoffmann et al. (https://arxiv.org/abs/2203.15556,
+    appendix F).
 - A convolution: `2 * K` for each element of its output, where `K` is the number of
     elements of the kernel that go into one (its window times its input channels).
 - A reduction or a cumulative sum: 1 for each element that it reads.

@@ -3,6 +3,7 @@
 Nothing is computed, so weights and arguments may be mere shapes.
 """
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -209,10 +210,9 @@ def _differentiated(
         outs, vjp = jax.vjp(only, *(leaves[i] for i in inexact))
         return vjp(outs)
 
-    try:
-        with started(collector):
-            jax.make_jaxpr(grad)(*leaves)
-    except Exception:
-        # Not every program has a derivative. Then no more is known.
-        pass
+    # Not every program has a derivative (and JAX says so in one of these ways). Then it
+    # is known of the sites alone that ran until that was found.
+    no_derivative = NotImplementedError, TypeError, ValueError, SiteLostError
+    with started(collector), contextlib.suppress(*no_derivative):
+        jax.make_jaxpr(grad)(*leaves)
     return set(collector.emitted)

@@ -28,6 +28,8 @@ class _Backward(HookCollector):
     that are asked for; `made` is the log that this call has asked for.
     """
 
+    state = (*HookCollector.state, "_number_log", "made")
+
     def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
         super().__init__(hook_fn, log_fn)
         self.log = log

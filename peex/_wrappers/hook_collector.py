@@ -26,6 +26,8 @@ class HookCollector(Collector):
     - `calls`: how many calls of each site were received.
     """
 
+    state = (*Collector.state, "_number", "calls")
+
     def __init__(self, hook_fn: Any, log_fn: Any):
         super().__init__(next_depth())
         self.fns = {"hook_fn": hook_fn, "log_fn": log_fn}

@@ -17,6 +17,10 @@ from twin_models import MLP
 import peex as px
 
 
+# Some are bitwise.
+pytestmark = pytest.mark.usefixtures("optimised")
+
+
 def recurrent(m, x):
     return lax.scan(lambda x, _: (jnp.tanh(m(x)), None), x, length=5)[0]
 
