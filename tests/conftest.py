@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 
 import pytest
 from beartype.claw import beartype_package
@@ -44,6 +45,27 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # (jaxtyping's own hook compiles new functions for each inner function, at each call of
 # the outer one: with it, many tests take twice as long.)
 beartype_package("peex")
+
+
+def _warn(message, *args, **kwargs):
+    """With `JAX_NUMPY_RANK_PROMOTION=warn`, what peex promotes is an error. What tests
+    and Equinox promote isn't.
+    """
+    if not str(message).startswith("Following NumPy automatic rank promotion"):
+        return _warn.default(message, *args, **kwargs)
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if name == "peex":
+            raise ValueError(message)
+        if name not in ("jax", "contextlib", "functools", "beartype"):
+            return None
+        frame = frame.f_back
+
+
+if os.environ.get("JAX_NUMPY_RANK_PROMOTION") == "warn":
+    _warn.default = warnings.warn
+    warnings.warn = _warn
 
 
 def pytest_addoption(parser):

@@ -47,7 +47,8 @@ class Collector(AbstractListener):
     # its condition at two places, of which these wrappers shall hear once.
     drops_others = False
     # Whether it throws away what it takes, as in a derivative rule: the function that
-    # the rule is of has been listened to. Then a primitive without a rule may hold sites.
+    # the rule is of has been listened to. A primitive without a rule may hold
+    # sites there.
     discards = False
 
     def __init__(self, depth: int, call: Call | None = None):

@@ -10,8 +10,9 @@ whatever JAX transformations it runs under.
     identity, under inner derivatives too; the collector makes a derivative rule of it.
 
 A collector takes all three out of a program before JAX compiles it. One that JAX comes
-to compile or execute has met no collector: its value would be lost, so it raises (unless
-it is in a derivative rule that nobody listens to: see `excuse` in `reading.py`).
+to compile or execute has met no collector: its value would be lost, so it raises
+(unless it is in a derivative rule that nobody listens to: see `excuse` in
+`reading.py`).
 """
 
 import dataclasses
