@@ -21,6 +21,8 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+gc.set_threshold(100_000, 20, 20)  # tracing makes many objects, none of them garbage
+
 _DEVICES = "--xla_force_host_platform_device_count=4"
 _QUICK = (
     "--xla_cpu_use_fusion_emitters=false",

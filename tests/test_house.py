@@ -144,3 +144,12 @@ import peex
 assert [{p: t.get(p) for p in (lax.cond_p, lax.while_p)} for t in tables] == before
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_types_are_checked():
+    from beartype.roar import BeartypeCallHintViolation
+
+    from peex._sites.keys import split
+
+    with pytest.raises(BeartypeCallHintViolation, match="split"):
+        split(3)
