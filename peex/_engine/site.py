@@ -124,7 +124,7 @@ class Site:
         """Whether all it does is to log the value (or cotangent) itself."""
         return self.hook is None and self.log is not None and self.log.is_identity
 
-    @property
+    @ft.cached_property
     def module(self) -> str:
         """The key of the module, of a value inside of one."""
         return self.key.removesuffix(self.suffix)

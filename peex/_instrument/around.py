@@ -38,11 +38,11 @@ def around(
     depth = -1
     try:
         for site in sites:
-            if not _is_spoken_to(site, calls):
+            listener: Any = listener_at(site.depth)
+            if not _is_spoken_to(site, listener, calls):
                 continue
             if site.depth != depth:
                 depth = site.depth
-                listener: Any = listener_at(depth)
                 if listener.probes is not None and listener.probes.listens:
                     contexts.append(listener.probes.within(site.module))
             if isinstance(site, ModuleKey):
@@ -78,14 +78,15 @@ def around(
             context.__exit__(None, None, None)
 
 
-def _is_spoken_to(site: Site | ModuleKey, calls: Sequence[Call | None]) -> bool:
+def _is_spoken_to(
+    site: Site | ModuleKey, listener: Any, calls: Sequence[Call | None]
+) -> bool:
     """Whether the hooked call that a module was instrumented for is the one that is
     running at the depth of its site.
 
     **Raises:** `SiteLostError` if it isn't, and the hook can't act or the value can't
     be brought there.
     """
-    listener = listener_at(site.depth)
     mine = calls[site.depth] if site.depth < len(calls) else None
     if listener is not None and listener.call is mine:
         return True

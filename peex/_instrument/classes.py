@@ -145,48 +145,31 @@ def _make_subclass(cls: type) -> type:
 
     def flatten(self: Any) -> tuple[Any, Any]:
         values = _dict(self)
-        return (
-            tuple([values.get(name, _missing) for name in dynamic]),
-            (
-                values[_ATTRIBUTE],
-                tuple([values.get(name, _missing) for name in kept]),
-            ),
-        )
+        names = dynamic
+        if not all([name in values for name in dynamic]):  # some were never set
+            names = tuple([name for name in dynamic if name in values])
+        others = tuple([(name, values[name]) for name in kept if name in values])
+        children = tuple([values[name] for name in names])
+        return children, (values[_ATTRIBUTE], names, others)
 
     def flatten_with_keys(self: Any) -> tuple[Any, Any]:
-        values, aux = flatten(self)
-        keys = (jtu.GetAttrKey(name) for name in dynamic)
-        return tuple(zip(keys, values, strict=True)), aux
+        children, aux = flatten(self)
+        keys = map(jtu.GetAttrKey, aux[1])
+        return tuple(zip(keys, children, strict=True)), aux
 
     @no_type_check
-    def unflatten(aux: Any, values: Any) -> Any:
-        sites, others = aux
+    def unflatten(aux: Any, children: Any) -> Any:
+        sites, names, others = aux
         self = object.__new__(sub)
         attributes = _dict(self)
         attributes[_ATTRIBUTE] = sites.taken()
         attributes[_CALLS] = active_calls()
-        for names, given in ((dynamic, values), (kept, others)):
-            for name, value in zip(names, given, strict=True):
-                if value is not _missing:
-                    attributes[name] = value
+        attributes.update(zip(names, children, strict=True))
+        attributes.update(others)
         return self
 
     jtu.register_pytree_with_keys(sub, flatten_with_keys, unflatten, flatten)
     return sub
-
-
-@jtu.register_static
-class _Missing:
-    """A field that was never set (as in Equinox, it has no leaves)."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Missing
-
-    def __hash__(self) -> int:
-        return hash(_Missing)
-
-
-_missing = _Missing()
 
 
 def _hash(self: Any) -> int:
