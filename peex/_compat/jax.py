@@ -1,7 +1,7 @@
 """Every use of a private or version-dependent API of JAX.
 
 No other file may import from `jax._src` or ask for a version. Each entry says which
-versions it is for, and `tests/test_compat.py` holds a canary for each, so that a new
+versions it is for, and `tests/compat` holds a canary for each, so that a new
 release of JAX fails there first, with a name, instead of somewhere in the engine.
 
 Checked against JAX 0.10.2 and 0.12.0.1. (What is about jaxprs is in

@@ -62,32 +62,40 @@ class AbstractListener(abc.ABC):
         """What makes it forget all that it hears from now on."""
 
 
-class _Running(threading.local):
-    """The listeners on this thread, the outermost first, and the calls that they listen
-    for. `None` is one that isn't to be found (see `only_listener`).
+class _ThisThread(threading.local):
+    """All that peex knows of what is running on a thread.
+
+    - `listeners`, `calls`: the listeners, the outermost first, and the calls that they
+        listen for. `None` is one that isn't to be found (see `only_listener`).
+    - `rebinding`: the compiled primitives that are being called (see `compiled.py`).
+    - `num_traced`: how many forward passes are being traced, in one another, for the
+        values inside of them; and `marks`: whether functions are marked there.
     """
 
     def __init__(self) -> None:
-        self.stack: list[Any] = []
+        self.listeners: list[Any] = []
         self.calls: tuple[Call | None, ...] = ()
+        self.rebinding: list[Any] = []
+        self.num_traced = 0
+        self.marks = False
 
 
-_running = _Running()
+this_thread = _ThisThread()
 
 
 def next_depth() -> int:
     """The depth of a hooked call that starts now."""
-    return len(_running.stack)
+    return len(this_thread.listeners)
 
 
 def active_listeners() -> list[Any]:
     """The collectors of the hooked calls that are running, the outermost first."""
-    return [listener for listener in _running.stack if listener is not None]
+    return [listener for listener in this_thread.listeners if listener is not None]
 
 
 def active_calls() -> tuple[Call | None, ...]:
     """The hooked calls that are running, by depth."""
-    return _running.calls
+    return this_thread.calls
 
 
 def all_saved() -> Callable[[], None]:
@@ -105,34 +113,34 @@ def all_saved() -> Callable[[], None]:
 
 def listener_at(depth: int) -> Any | None:
     """The collector of the hooked call at this depth, if it is still running."""
-    stack = _running.stack
+    stack = this_thread.listeners
     return stack[depth] if depth < len(stack) else None
 
 
 @contextlib.contextmanager
 def started(listener: AbstractListener) -> Iterator[None]:
     """Sites inside find `listener` through `listener_at`, for one hooked call."""
-    calls = _running.calls
-    _running.stack.append(listener)
-    _running.calls = (*calls, listener.call)
+    calls = this_thread.calls
+    this_thread.listeners.append(listener)
+    this_thread.calls = (*calls, listener.call)
     try:
         yield
     finally:
         listener.call.ended = True
-        _running.stack.pop()
-        _running.calls = calls
+        this_thread.listeners.pop()
+        this_thread.calls = calls
 
 
 @contextlib.contextmanager
 def only_listener(listener: AbstractListener, depth: int) -> Iterator[None]:
     """Sites inside find `listener` at this depth, and no other hooked call."""
-    stack, calls = _running.stack, _running.calls
-    _running.stack = [*[None] * depth, listener]
-    _running.calls = (*[None] * depth, listener.call)
+    stack, calls = this_thread.listeners, this_thread.calls
+    this_thread.listeners = [*[None] * depth, listener]
+    this_thread.calls = (*[None] * depth, listener.call)
     try:
         yield
     finally:
-        _running.stack, _running.calls = stack, calls
+        this_thread.listeners, this_thread.calls = stack, calls
 
 
 class SitePrimitive(_compat.PassingPrimitive):

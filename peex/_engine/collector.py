@@ -5,8 +5,9 @@ direct call, at hardly any cost. That is all there is to it unless sites are ins
 what JAX stages: see `trace.py`.
 """
 
+import contextlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import _compat
@@ -64,6 +65,17 @@ class Collector(AbstractListener):
         self.probes: Any = None
         self.missed: dict[str, tuple[list[str], str | None]] = {}
         self.trace: _compat.Trace | None = None
+
+    @contextlib.contextmanager
+    def running_in(self, frame: types.FrameType) -> Iterator[None]:
+        """What is called inside, in this frame, is the model."""
+        self.frame = frame
+        try:
+            yield
+        finally:
+            self.frame = None
+            for end in self.at_end:
+                end()
 
     def record(self, info: Tap, arrays: list[Any]) -> None:
         self.received.add(info.site.key)

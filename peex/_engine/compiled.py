@@ -1,6 +1,5 @@
 """Primitives that are bound again and run eagerly: compiled once, and kept."""
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -9,18 +8,15 @@ import jax
 
 from .. import _compat
 from .._caches import weak_cache
+from .active_calls import this_thread
 from .rule import AbstractRunner, Outcome, Params, Rule
 
 
 # Run eagerly, a loop must not be compiled anew at every call, and a jitted function
 # that is called often must not be traced anew at every call. So these are compiled, and
-# kept by their jaxprs, weakly: the compiled function finds its parameters in a box that
-# is filled during the call alone, so that nothing here keeps a jaxpr alive.
+# kept by their jaxprs, weakly: the compiled function finds its parameters where each
+# call puts them for as long as it takes, so that nothing here keeps a jaxpr alive.
 _kept = weak_cache()
-
-
-class _Box(threading.local):
-    content: tuple[Params, AbstractRunner] | None = None
 
 
 def compiled(
@@ -42,24 +38,23 @@ def compiled(
     )
     kept = _kept.setdefault(jaxprs[0], {})
     if key not in kept:
-        box = _Box()
 
         def run(*args: Any) -> Outcome:
-            assert box.content is not None and rule.rebind is not None
-            params, runner = box.content
+            assert rule.rebind is not None
+            params, runner = this_thread.rebinding[-1]
             return rule.rebind(params, args[:-1], args[-1], runner)
 
         run.__name__ = run.__qualname__ = params.get("name", primitive.name)
         options = {} if rule.jit_options is None else rule.jit_options(params)
-        kept[key] = jax.jit(run, **options), box
-    jitted, box = kept[key]
+        kept[key] = jax.jit(run, **options)
+    jitted = kept[key]
 
     def call(*args: Any) -> Outcome:
-        box.content = params, runner
+        this_thread.rebinding.append((params, runner))
         try:
             return jitted(*args)
         finally:
-            box.content = None
+            this_thread.rebinding.pop()
 
     return call
 

@@ -10,7 +10,6 @@ import dataclasses
 import fnmatch
 import functools as ft
 import inspect
-import threading
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import jax
 import jax.tree_util as jtu
 
 from .. import _compat
-from .._engine.active_calls import listener_at
+from .._engine.active_calls import listener_at, this_thread
 from .._engine.at_site import at_site
 from .._engine.reading import of_jaxpr
 from .._engine.rule import AbstractRunner, Arrays, Outcome, rule_of
@@ -149,7 +148,7 @@ def trace(
     is_own = ft.partial(reader.is_own_call, forward.__code__)
     # Functions that JAX has kept have no marks, or those of other names.
     caches = private_caches("peex", *sorted(names))
-    _tracing.depth += 1
+    this_thread.num_traced += 1
     try:
         with caches, listening(names, is_own):
             jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
@@ -163,19 +162,12 @@ def trace(
             "'name')`, or hook a module inside."
         ) from error
     finally:
-        _tracing.depth -= 1
+        this_thread.num_traced -= 1
     jaxpr, consts = _compat.open_jaxpr(jaxpr)
     paths = [reader.own_path(_path(eqn, *outer)) for eqn in jaxpr.eqns]
     out_tree = jtu.tree_structure(shapes)
     finish = lambda outs: eqx.combine(out_tree.unflatten(outs), out_static[0])
     return Forward(jaxpr, consts, leaves, finish, reader, paths)
-
-
-class _Tracing(threading.local):
-    depth = 0  # of forward passes that are traced in one another
-
-
-_tracing = _Tracing()
 
 
 def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> CallPath:
@@ -288,7 +280,7 @@ def _run_part(jaxpr: Any, start: int, stop: int, env: dict[Any, Any]) -> None:
         part,
         (),
         *(env[v] for v in ins),
-        propagate_source_info=not _tracing.depth,
+        propagate_source_info=not this_thread.num_traced,
     )
     env |= zip(outs, values, strict=True)
 

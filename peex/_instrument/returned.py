@@ -7,7 +7,6 @@ several values are in the order in which the function returns them.
 
 import contextlib
 import sys
-import threading
 import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -16,13 +15,7 @@ import jax.tree_util as jtu
 from jax.core import Tracer
 
 from .. import _compat
-
-
-class _Listening(threading.local):
-    on = False
-
-
-_listening = _Listening()
+from .._engine.active_calls import this_thread
 
 
 class _Marking(_compat.Primitive):
@@ -31,7 +24,7 @@ class _Marking(_compat.Primitive):
     multiple_results = True
 
     def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
-        if not _listening.on:
+        if not this_thread.marks:
             return []
         return super().bind_with_trace(trace, args, avals, params)
 
@@ -87,11 +80,11 @@ def not_listening() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _profiled(profile: Callable[..., None] | None) -> Iterator[None]:
-    before, was_on = sys.getprofile(), _listening.on
-    _listening.on = profile is not None
+    before, was_on = sys.getprofile(), this_thread.marks
+    this_thread.marks = profile is not None
     sys.setprofile(profile)
     try:
         yield
     finally:
         sys.setprofile(before)
-        _listening.on = was_on
+        this_thread.marks = was_on

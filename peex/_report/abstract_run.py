@@ -85,9 +85,9 @@ def run_abstractly(
         ]
         sites = _sites(wanted, collector.depth)
         collector.probes = _probes(probed, root_method, collector)
-        collector.frame = sys._getframe()
+        running = collector.running_in(sys._getframe())
         try:
-            with started(collector), own_caches("peex.report"):
+            with running, started(collector), own_caches("peex.report"):
                 instrumented = instrument(model, sites)
                 leaves, run = _as_function(instrumented, method, args, kwargs)
                 jaxpr = jax.make_jaxpr(run)(*leaves)
@@ -113,10 +113,6 @@ def run_abstractly(
             emitted = collector.emitted
             lost.update((key, NOT_RECEIVED) for key in emitted if key not in received)
             return AbstractRun(calls, groups, lost, collector.missed, leaves, run)
-        finally:
-            collector.frame = None
-            for end in collector.at_end:
-                end()
 
 
 def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> SitesByKey:

@@ -72,9 +72,9 @@ def _run(
     may_be = ft.partial(may_be_site, plan)
     owner = type(unwrap(flat.model)) if isinstance(plan.method, str) else None
     collector.probes = Probes(may_be, make.of_probe, plan.may_probe, owner)
-    collector.frame = sys._getframe()
+    model = collector.running_in(sys._getframe())
     try:
-        with run_with(collector), collector.probes.caches():
+        with model, run_with(collector), collector.probes.caches():
             instrumented = _instrumented(flat, make)
             args, kwargs = stand_still(instrumented, args, kwargs)
             out = call_method(instrumented, plan.method, args, kwargs)
@@ -83,10 +83,6 @@ def _run(
             refuse(error)
         refuse_fixed(error)
         raise
-    finally:
-        collector.frame = None
-        for end in collector.at_end:
-            end()
     refuse_lazy(out)
     collector.check_received()
     check_ran(plan, collector)

@@ -1,4 +1,4 @@
-"""Canaries, as in `test_compat.py`: what JAX says of arrays on several devices."""
+"""Canaries, as in `test_jax.py`: what JAX says of arrays on several devices."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Canaries, as in `test_compat.py`: what jaxprs are made of, and come from."""
+"""Canaries, as in `test_jax.py`: what jaxprs are made of, and come from."""
 
 import jax
 import jax.numpy as jnp
