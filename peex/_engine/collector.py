@@ -113,7 +113,7 @@ class Collector(AbstractListener):
     def mine(self, site: Site) -> bool:
         return site.depth == self.depth
 
-    def alike(self) -> "Collector":
+    def lasting(self) -> "Collector":
         """One that takes the same, and holds nothing of this call."""
         return Collector(self.depth, self.call)
 

@@ -215,7 +215,7 @@ class Runner(AbstractRunner):
         return list(outs), [xs for info, xs in body.records if receives(info.site)]
 
     def lasting(self) -> "Runner":
-        return Runner(self.whose.alike())
+        return Runner(self.whose.lasting())
 
 
 class _Body(Collector):
@@ -232,8 +232,8 @@ class _Body(Collector):
     def mine(self, site: Site) -> bool:
         return self._whose.mine(site)
 
-    def alike(self) -> Collector:
-        return self._whose.alike()
+    def lasting(self) -> Collector:
+        return self._whose.lasting()
 
     def takes(self, primitive: Any, info: Any) -> bool:
         dropped = self.drops_others and primitive is tap_p

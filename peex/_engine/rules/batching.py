@@ -31,7 +31,7 @@ class _LogsOnly(Collector):
     def mine(self, site: Site) -> bool:
         return True
 
-    def alike(self) -> Collector:
+    def lasting(self) -> Collector:
         return self
 
     def takes(self, primitive: Any, info: Any) -> bool:

@@ -61,7 +61,7 @@ class _Function:
     def __init__(self, jaxpr: Any, collector: Collector):
         self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
         self.signature = collector.part(_signature({"call_jaxpr": jaxpr}))
-        self.whose = collector.alike()
+        self.whose = collector.lasting()
 
     def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:
         return Runner(self.whose).run(self.jaxpr, args, Arrays([], shared), consts)
@@ -184,7 +184,7 @@ class _Dropping(Collector):
         super().__init__(depth, call)
         self.shared = shared
 
-    def alike(self) -> Collector:
+    def lasting(self) -> Collector:
         return _Dropping(self.depth, self.call, {})
 
     def supply(self, info: Ask) -> Sequence[Any]:
