@@ -172,7 +172,7 @@ def test_backward_and_forward_log_of_one_call(jit):
 def test_double_precision():
     with jax.enable_x64(True):
         for c in twins.cases():
-            if c.name not in ("stack", "composite", "batched_branch", "force_grad"):
+            if c.name not in ("stack", "batched_branch", "force_grad"):
                 continue
             to64 = lambda x: x.astype(jnp.float64) if eqx.is_inexact_array(x) else x
             model, x = jax.tree.map(to64, (c.model, c.x))

@@ -17,8 +17,8 @@ from twin_models import MLP
 import peex as px
 
 
-# Some are bitwise.
-pytestmark = pytest.mark.usefixtures("optimised")
+# Compared to the last bits, so compiled as users do.
+exactly = pytest.mark.usefixtures("optimised")
 
 
 def recurrent(m, x):
@@ -37,6 +37,7 @@ def recurrent_twin(m, x, act):
 LIN, X = linear(3, 3, 0), jnp.arange(3.0) / 3
 
 
+@exactly
 @pytest.mark.parametrize("jit", (False, True))
 @pytest.mark.parametrize(
     "steps, chosen",
@@ -78,6 +79,7 @@ def test_at_step_counts_the_axes_of_loops_in_loops():
         np.testing.assert_array_equal(zero, expected)
 
 
+@exactly
 def test_traced_steps_do_not_recompile():
     traces = 0
 
@@ -148,6 +150,7 @@ PATCHABLE = (
 )
 
 
+@exactly
 @pytest.mark.parametrize("jit", (False, True))
 @pytest.mark.parametrize("name", PATCHABLE)
 def test_patching_with_its_own_log_is_the_identity(name, jit):
@@ -160,6 +163,7 @@ def test_patching_with_its_own_log_is_the_identity(name, jit):
         np.testing.assert_array_equal(a, b)
 
 
+@exactly
 def test_patching_from_another_run_per_step_and_example():
     model = lambda m, xs: jax.vmap(lambda x: recurrent(m, x))(xs)
     source, target = jr.normal(jr.key(0), (2, 4, 3))
