@@ -13,9 +13,6 @@ from .._errors import HookShapeError, LogValueError
 from .site import Site
 
 
-Arrays = Sequence[Any]
-
-
 def is_array(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic)
 
@@ -23,10 +20,10 @@ def is_array(x: object) -> bool:
 def apply(
     site: Site,
     structure: Any,
-    arrays: Arrays,
-    hook_arrays: Arrays,
-    log_arrays: Arrays,
-    data: Arrays = (),
+    arrays: Sequence[Any],
+    hook_arrays: Sequence[Any],
+    log_arrays: Sequence[Any],
+    data: Sequence[Any] = (),
 ) -> tuple[list[Any], list[Any], Any]:
     """What the hook makes of a value (its arrays, and the structure they are in), and
     the leaves and structure of what the log makes of that. `data` is for a step
@@ -82,7 +79,9 @@ def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
     return leaves, treedef
 
 
-def difference(old: Arrays, structure: Any, value: Any) -> tuple[str, str, str] | None:
+def difference(
+    old: Sequence[Any], structure: Any, value: Any
+) -> tuple[str, str, str] | None:
     """How a value is unlike the one with these arrays and this structure: in what, and
     what was expected and got. `None` if it isn't.
     """
@@ -105,7 +104,7 @@ _INSTEAD = {
 }
 
 
-def _check(site: Site, old: Arrays, structure: Any, value: Any) -> list[Any]:
+def _check(site: Site, old: Sequence[Any], structure: Any, value: Any) -> list[Any]:
     """The leaves of what a hook returned, which must be like those it was given."""
     found = difference(old, structure, value)
     if found is not None:

@@ -36,10 +36,10 @@ def at_site(site: Site, value: Any) -> Any:
             # Most of what eager calls do: no need for all that follows.
             collector.record(Tap(site, _ONE_ARRAY, _NO_AXES), [value])
             return value
-    fire = _backward if site.backward else _forward
+    act = _backward if site.backward else _forward
     keep = _is_differentiable if site.backward else is_array
     if isinstance(value, jax.Array) and keep(value):
-        return fire(site, [value], _ONE_ARRAY)[0]
+        return act(site, [value], _ONE_ARRAY)[0]
     leaves, treedef = jtu.tree_flatten(value, is_leaf=is_state)
     kept = [keep(x) for x in leaves]
     if site.asked:
@@ -48,7 +48,7 @@ def at_site(site: Site, value: Any) -> Any:
         jtu.tree_unflatten(treedef, [0 if k else None for k in kept])
     )
     arrays = [x for x, k in zip(leaves, kept, strict=True) if k]
-    arrays = iter(fire(site, arrays, structure))
+    arrays = iter(act(site, arrays, structure))
     new = [next(arrays) if k else x for x, k in zip(leaves, kept, strict=True)]
     return with_arrays(value, leaves, new)
 

@@ -8,7 +8,6 @@ import weakref
 from typing import Any
 
 from jax import lax
-from jax.extend.core import primitives
 
 from .. import _compat
 from .._caches import weak_cache
@@ -119,7 +118,7 @@ def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
     """The signature of a primitive, from the jaxprs among its parameters."""
     if primitive in _WITHOUT_BODY:  # most of what a program is made of: quickly
         return EMPTY
-    if primitive is primitives.jit_p:
+    if primitive is _compat.jit_p:
         return of_jaxpr(params["jaxpr"])
     jaxprs = _compat.sub_jaxprs(params)
     if not jaxprs:

@@ -43,11 +43,10 @@ class AbstractRunner(abc.ABC):
         jaxpr: Any,
         args: Sequence[Any],
         arrays: Arrays,
-        consts: Sequence[Any] | None = None,
         once_more: bool = False,
     ) -> Outcome:
-        """Runs a body: its outputs, and what `inside` says, in this order. `consts` are
-        given if they aren't those of the jaxpr. `once_more` says that the same body
+        """Runs a body: its outputs, and what `inside` says, in this order. `once_more`
+        says that the same body
         also runs at another place in the rebuilt program, from where the sites of other
         wrappers are brought out: here they are dropped.
         """

@@ -202,9 +202,10 @@ class Runner(AbstractRunner):
         jaxpr: Any,
         args: Sequence[Any],
         arrays: Arrays,
-        consts: Sequence[Any] | None = None,
         once_more: bool = False,
+        consts: Sequence[Any] | None = None,
     ) -> Outcome:
+        """As of any runner. `consts` are given if they aren't those of the jaxpr."""
         body = _Body(self.whose, arrays)
         body.drops_others |= once_more
         jaxpr, own_consts = _compat.open_jaxpr(jaxpr)

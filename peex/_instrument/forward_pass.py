@@ -286,7 +286,9 @@ def _run_part(jaxpr: Any, start: int, stop: int, env: dict[Any, Any]) -> None:
 
 
 class _NamedRunner(AbstractRunner):
-    """Runs the bodies of an equation with named values fired; it takes out nothing."""
+    """Runs the bodies of an equation, the named values in them through their sites. It
+    takes nothing out.
+    """
 
     def __init__(self, levels: Sequence[Named], at_name: AtName):
         self._levels = {level.jaxpr: level for level in levels}
@@ -300,11 +302,9 @@ class _NamedRunner(AbstractRunner):
         jaxpr: Any,
         args: Sequence[Any],
         arrays: Arrays,
-        consts: Sequence[Any] | None = None,
         once_more: bool = False,
     ) -> Outcome:
-        jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
-        consts = own_consts if consts is None else consts
+        jaxpr, consts = _compat.open_jaxpr(jaxpr)
         return _run(self._levels[jaxpr], consts, args, self._at_name), []
 
     def lasting(self) -> "_NamedRunner":

@@ -284,9 +284,11 @@ def _equation_names(eqn: Any) -> list[str]:
     if primitive == "name":  # a mark
         return [name]
     names = [primitive, name] if isinstance(name, str) else [primitive]
-    if primitive in ("custom_jvp_call", "custom_vjp_call"):
-        body, _ = _compat.open_jaxpr(eqn.params["call_jaxpr"])
-        names.append(body.debug_info.func_name)
+    rule = rule_of(eqn.primitive)
+    if rule is not None and rule.own_derivative:
+        (body,) = rule.bodies(eqn.params, len(eqn.invars))
+        jaxpr, _ = _compat.open_jaxpr(body.jaxpr)
+        names.append(jaxpr.debug_info.func_name)
     return names
 
 

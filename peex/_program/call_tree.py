@@ -139,19 +139,19 @@ class _Walk:
                 continue
             if _only_moves(eqn):
                 opened.follow(eqn, 1)
-            if any(body.times is None for body in bodies(eqn)):
+            parts = bodies(eqn)
+            if any(part.times is None for part in parts):
                 opened.of_loops.update(eqn.outvars)
-            inside = self._inside(eqn, times)
+            inside = self._inside(eqn, parts, times)
             opened.add(inside)
             taps += inside.taps
         return Level(opened.roots, taps, opened.flops)
 
-    def _inside(self, eqn: Any, times: int) -> Level:
-        """The calls inside of one equation."""
+    def _inside(self, eqn: Any, parts: Sequence[Body], times: int) -> Level:
+        """The calls inside of one equation, which has these bodies."""
         cost = self.costs.of_equation(eqn)
         if not cost.sites:
             return Level([], [], cost.flops * times)
-        parts = bodies(eqn)
         levels = [self.level(b.jaxpr, times * b.times_counted) for b in parts]
         if not self.lost:
             try:

@@ -41,9 +41,8 @@ class HookCollector(Collector):
                 self.step_hooks[name] = fn
                 fn = fn.local
             if type(fn) is not IdentityHook:
-                is_identity = type(fn) is IdentityLog
-                frozen, arrays = freeze(name, fn, is_identity)
-                self.frozen[name], self._arrays[name] = frozen, arrays
+                is_log = type(fn) is IdentityLog
+                self.frozen[name], self._arrays[name] = freeze(name, fn, is_log)
 
     def of_one_call(self, name: str) -> Frozen:
         """A hook that acts in one call of its module only."""

@@ -13,4 +13,3 @@ from . import (
     solves as solves,
     while_loop as while_loop,
 )
-from .install import install as install

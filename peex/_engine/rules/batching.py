@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jax import lax
-
 from ... import _compat
 from ..collector import Collector
 from ..primitives import ask_p, tap_p
@@ -47,7 +45,7 @@ def logs_out_first(primitive: Any) -> Callable[..., Any]:
     collector = _LogsOnly()
 
     def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
-        batched = primitive is not lax.cond_p or dims[0] is not None
+        batched = primitive is not _compat.cond_p or dims[0] is not None
         if not batched or not collector.part(of_primitive(primitive, params)):
             return default(axis, args, dims, **params)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import primitives
 
 from ... import _compat
 
@@ -21,7 +20,7 @@ def bind_checkpoint(fun: Callable[..., Any], params: dict[str, Any], *args: Any)
         run = lambda consts, leaves: _compat.eval_jaxpr(jaxpr, consts, *leaves)
         body, _ = _compat.open_jaxpr(jax.make_jaxpr(run)(list(consts), leaves))
         leaves = [*consts, *leaves]
-    outs = primitives.remat_p.bind(*leaves, **{**params, "jaxpr": body})
+    outs = _compat.remat_p.bind(*leaves, **{**params, "jaxpr": body})
     return jax.tree.structure(shapes).unflatten(outs)
 
 
@@ -38,5 +37,5 @@ def bind_cond(
         made.append(jax.make_jaxpr(run, return_shape=True)(*leaves))
     jaxprs, shapes = zip(*made, strict=True)
     params = {**params, "branches": jaxprs}
-    outs = jax.lax.cond_p.bind(index, *leaves, **params)
+    outs = _compat.cond_p.bind(index, *leaves, **params)
     return jax.tree.structure(shapes[0]).unflatten(outs)

@@ -6,7 +6,7 @@ forward logs come out; a cotangent can't, since the rule stands in the place of
 autodiff.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from ..rule import (
     AbstractRunner,
     Arrays,
     Body,
-    LogArrays,
     Outcome,
     Params,
     register,
@@ -64,26 +63,40 @@ class _Function:
         self.whose = collector.lasting()
 
     def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:
-        return Runner(self.whose).run(self.jaxpr, args, Arrays([], shared), consts)
+        arrays = Arrays([], shared)
+        return Runner(self.whose).run(self.jaxpr, args, arrays, consts=consts)
 
 
-def _traced(fun: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """A function as a jaxpr, and the constants that it closes over."""
+def _found(
+    fun: Any, args: Sequence[Any], collector: Collector
+) -> tuple[_Function, list[Any]] | None:
+    """A function with its sites, and the constants that it closes over; `None` if it
+    has no sites.
+    """
+    if _compat.holds_no_module(fun):
+        return None
     jaxpr = jax.make_jaxpr(_compat.fresh(fun).call_wrapped)(*args)
-    return jaxpr, list(_compat.open_jaxpr(jaxpr)[1])
+    sites = _Function(jaxpr, collector)
+    return (sites, list(_compat.open_jaxpr(jaxpr)[1])) if sites.signature else None
 
 
-def _shared(sites: _Function, collector: Collector) -> Shared:
+def _collected(
+    call: Callable[..., Outcome],
+    sites: _Function,
+    consts: list[Any],
+    args: Sequence[Any],
+    collector: Collector,
+) -> list[Any]:
+    """The outputs of a function that was given its rule back; its logs are recorded."""
     # The rule gives no derivative with respect to a hook's arrays.
-    return {
+    shared = {
         info.name: [lax.stop_gradient(x) for x in collector.supply(info)]
         for info in sites.signature.arrays
     }
-
-
-def _record(sites: _Function, collector: Collector, logs: LogArrays) -> None:
+    outs, logs = call(consts, list(args), shared)
     for spec, arrays in zip(sites.signature.taps, logs, strict=True):
         collector.record(spec.info, arrays)
+    return outs
 
 
 def _call_jvp(
@@ -95,12 +108,10 @@ def _call_jvp(
 ) -> list[Any] | None:
     """Calls a `custom_jvp` function, its logs brought out. `None`: it has no sites."""
     fun, jvp = functions
-    if _compat.holds_no_module(fun):
+    found = _found(fun, args, collector)
+    if found is None:
         return None
-    jaxpr, consts = _traced(fun, args)
-    sites = _Function(jaxpr, collector)
-    if not sites.signature:
-        return None
+    sites, consts = found
 
     call = jax.custom_jvp(sites.run)
 
@@ -113,8 +124,7 @@ def _call_jvp(
         return (outs, logs), (out_tangents, jax.tree.map(_no_tangent, logs))
 
     call.defjvp(rule, symbolic_zeros=params["symbolic_zeros"])
-    outs, logs = call(consts, list(args), _shared(sites, collector))
-    _record(sites, collector, logs)
+    outs = _collected(call, sites, consts, args, collector)
     _compat.keep_one(fun, jvp)
     return outs
 
@@ -128,12 +138,10 @@ def _call_vjp(
 ) -> list[Any] | None:
     """Calls a `custom_vjp` function, its logs brought out. `None`: it has no sites."""
     fun, fwd, bwd = functions
-    if _compat.holds_no_module(fun):
+    found = _found(fun, args, collector)
+    if found is None:
         return None
-    jaxpr, consts = _traced(fun, args)
-    sites = _Function(jaxpr, collector)
-    if not sites.signature:
-        return None
+    sites, consts = found
 
     staging = _compat.is_staging_trace(_compat.current_trace())
 
@@ -164,8 +172,7 @@ def _call_vjp(
             return None, _compat.call_bwd(bwd, res, outs), None
 
     call.defvjp(call_fwd, call_bwd, symbolic_zeros=True)
-    outs, logs = call(consts, list(args), _shared(sites, collector))
-    _record(sites, collector, logs)
+    outs = _collected(call, sites, consts, args, collector)
     _compat.keep_one(fun, fwd)
     return outs
 

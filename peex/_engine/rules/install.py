@@ -3,8 +3,6 @@
 import threading
 from typing import Any
 
-from jax import lax
-
 from ... import _compat
 from ..active_calls import next_depth
 from ..reading import of_jaxpr
@@ -22,9 +20,9 @@ def install() -> None:
     with _install_lock:
         if _installed:
             return
-        for primitive in (lax.cond_p, lax.while_p):
+        for primitive in (_compat.cond_p, _compat.while_p):
             _compat.batchers[primitive] = logs_out_first(primitive)
-        solve = lax.linear_solve_p
+        solve = _compat.linear_solve_p
         _compat.primitive_jvps[solve] = logs_before_tangents(solve)
         _compat.inline_noinline(lambda: next_depth() > 0, lambda j: bool(of_jaxpr(j)))
         _installed.append(True)
