@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import twins
+from closeness import assert_close
 from jax import lax
 from twin_case import linear
 from twin_loops import Stack
@@ -57,8 +58,8 @@ def test_at_step(steps, chosen, jit):
     out, log = (eqx.filter_jit(hooked) if jit else hooked)(X)
     act = lambda i, v: 2 * v if i in chosen else v
     expected, values = recurrent_twin(LIN, X, act)
-    np.testing.assert_allclose(out, expected, rtol=2e-6)
-    np.testing.assert_allclose(log["."], values, rtol=2e-6)
+    assert_close(out, expected, rtol=2e-6)
+    assert_close(log["."], values, rtol=2e-6)
 
 
 def test_at_step_counts_the_axes_of_loops_in_loops():
@@ -93,7 +94,7 @@ def test_traced_steps_do_not_recompile():
     for step in range(3):
         act = lambda i, v, step=step: 2 * v if i == step else v
         expected = recurrent_twin(LIN, X, act)[1]
-        np.testing.assert_allclose(run(jnp.array([step]), X), expected, rtol=2e-6)
+        assert_close(run(jnp.array([step]), X), expected, rtol=2e-6)
     assert traces == 1
 
 
@@ -119,7 +120,7 @@ def test_at_step_of_a_cotangent(jit):
         c = 2 * c if i == 1 else c
         expected[i] = c
         c = LIN.weight.T @ c
-    np.testing.assert_allclose(grads.log["."], jnp.stack(expected), rtol=1e-5)
+    assert_close(grads.log["."], jnp.stack(expected), rtol=1e-5)
 
 
 def test_at_step_outside_of_a_loop_is_an_error():
@@ -174,7 +175,7 @@ def test_patching_from_another_run_per_step_and_example():
     for j, x in enumerate(target):
         act = lambda i, v, j=j: log["."][2, 1] if (i, j) == (2, 1) else v
         expected = recurrent_twin(LIN, x, act)[1]
-        np.testing.assert_allclose(patched["."][:, j], expected, rtol=5e-6)
+        assert_close(patched["."][:, j], expected, rtol=5e-6)
 
 
 def test_other_patches_do_not_recompile():
@@ -188,7 +189,7 @@ def test_other_patches_do_not_recompile():
 
     for seed in range(3):
         _, log = px.ForwardHook(LIN, method=recurrent)(jr.normal(jr.key(seed), (3,)))
-        np.testing.assert_allclose(run(log, X), jnp.tanh(log["."][-1]), rtol=1e-6)
+        assert_close(run(log, X), jnp.tanh(log["."][-1]), rtol=1e-6)
     assert traces == 1
 
 
@@ -222,7 +223,7 @@ def test_while_buffer_keeps_the_last_steps(n, jit):
     _, values = recurrent_twin(LIN, X, lambda i, v: v)
     kept = values[:n][-3:]
     expected = jnp.zeros((3, 3)).at[: len(kept)].set(kept)
-    np.testing.assert_allclose(log["."], expected, rtol=2e-6)
+    assert_close(log["."], expected, rtol=2e-6)
     assert int(log.counts["."]) == n
 
 
@@ -235,7 +236,7 @@ def test_while_buffer_per_example():
     for i, (x, n) in enumerate(zip(xs, ns, strict=True)):
         kept = recurrent_twin(LIN, x, lambda i, v: v)[1][: int(n)][-2:]
         expected = jnp.zeros((2, 3)).at[: len(kept)].set(kept)
-        np.testing.assert_allclose(log["."][:, i], expected, rtol=5e-6)
+        assert_close(log["."][:, i], expected, rtol=5e-6)
 
 
 def test_while_buffer_of_the_condition():
@@ -249,7 +250,7 @@ def test_while_buffer_of_the_condition():
     for _ in range(4):
         xs.append(jnp.tanh(xs[-1] * 1.5))
     expected = jnp.stack([LIN(x) for x in xs[-3:]])
-    np.testing.assert_allclose(log["."], expected, rtol=2e-6)
+    assert_close(log["."], expected, rtol=2e-6)
     assert int(log.counts["."]) == 5
 
 
