@@ -134,7 +134,7 @@ def _ask(collector: Collector, anchors: Sequence[Any], info: Ask) -> Sequence[An
 
 def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     collector: Any = listener_at(site.depth)
-    if collector.discards:
+    if collector.scope.discards:
         return arrays
     data: Sequence[Any] = ()
     if site.takes_data:

@@ -15,9 +15,11 @@ from .active_calls import AbstractListener, Call
 from .cotangent import attach
 from .messages import Ask, Tap
 from .primitives import ask_p, lost, mark_p
-from .signature import Signature
+from .scope import Scope
 from .site import Site
 
+
+Source = Callable[[Ask], Sequence[Any]]
 
 # Why nothing arrived of a site that ran.
 NOT_RECEIVED = (
@@ -26,9 +28,15 @@ NOT_RECEIVED = (
 )
 
 
-class Collector(AbstractListener):
-    """Takes what the sites of one wrapper hand out, and gives what they ask for.
+def _none(info: Ask) -> Sequence[Any]:
+    raise NotImplementedError(info)
 
+
+class Collector(AbstractListener):
+    """Takes what the sites in its scope hand out, and gives what they ask for.
+
+    - `scope`: which sites these are.
+    - `source`: what answers their asks.
     - `records`: the taps, in execution order.
     - `emitted`: the sites that ran where only JAX can bring on what they emit, by key.
     - `received`: the keys of the sites of which something arrived.
@@ -44,16 +52,10 @@ class Collector(AbstractListener):
     state: tuple[str, ...] = ("emitted", "groups", "missed", "received", "records")
     # Whether it listens on the trace on which the call began.
     direct = False
-    # Whether it takes the taps of other wrappers, too, and drops them. A `while` runs
-    # its condition at two places, of which these wrappers shall hear once.
-    drops_others = False
-    # Whether it throws away what it takes, as in a derivative rule: the function that
-    # the rule is of has been listened to. A primitive without a rule may hold
-    # sites there.
-    discards = False
 
-    def __init__(self, depth: int, call: Call | None = None):
-        self.depth = depth
+    def __init__(self, scope: Scope, call: Call | None = None, source: Source = _none):
+        self.scope = scope
+        self.source = source
         self.call = call or Call()
         self.stages = False
         self.groups: list[tuple[str, ...]] = []
@@ -110,28 +112,9 @@ class Collector(AbstractListener):
             if key not in self.received:
                 lost(site, NOT_RECEIVED)
 
-    def mine(self, site: Site) -> bool:
-        return site.depth == self.depth
-
-    def lasting(self) -> "Collector":
-        """One that takes the same, and holds nothing of this call."""
-        return Collector(self.depth, self.call)
-
-    def receives(self, site: Site) -> bool:
-        """Whether taps of this site come to it."""
-        return self.drops_others or self.mine(site)
-
-    def takes(self, primitive: Any, info: Any) -> bool:
-        """Whether it answers this tap, ask or mark."""
-        del primitive
-        return self.mine(info.site)
-
-    def part(self, signature: Signature) -> Signature:
-        """What of a signature is this collector's to take."""
-        return signature.at(self.depth)
-
     def supply(self, info: Ask) -> Sequence[Any]:
-        raise NotImplementedError
+        """The arrays that a site asks for."""
+        return self.source(info)
 
     def answer(
         self, primitive: Any, args: Sequence[Any], params: dict[str, Any]

@@ -12,7 +12,7 @@ from jax import lax
 from .. import _compat
 from .._caches import weak_cache
 from .messages import ArraysAsk
-from .primitives import ask_p, lost, mark_p, tap_p
+from .primitives import ask_p, lost, mark_p, may_be_lost, tap_p
 from .rule import rule_of
 from .signature import EMPTY, join, Signature, TapSpec
 
@@ -153,5 +153,5 @@ def excuse(params: dict[str, Any]) -> None:
             fns = (site.hook, site.log)
             if site.backward or site.takes_data or any(fn and fn.shapes for fn in fns):
                 lost(site, IN_RULE)
-            vars(site)["is_excused"] = True
+            may_be_lost(site)
         _excused.add(jaxpr)

@@ -31,7 +31,9 @@ class Arrays(NamedTuple):
 
 
 class AbstractRunner(abc.ABC):
-    """Runs the bodies of a primitive, on behalf of who takes something out of them."""
+    """Runs the bodies of a primitive, on behalf of who takes something out of them. JAX
+    may run them long after the call, so it holds nothing of that.
+    """
 
     @abc.abstractmethod
     def inside(self, jaxpr: Any) -> Signature:
@@ -50,10 +52,6 @@ class AbstractRunner(abc.ABC):
         also runs at another place in the rebuilt program, from where the sites of other
         wrappers are brought out: here they are dropped.
         """
-
-    @abc.abstractmethod
-    def lasting(self) -> "AbstractRunner":
-        """One that holds nothing of this call, for what JAX runs later."""
 
 
 @dataclasses.dataclass(frozen=True)

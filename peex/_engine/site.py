@@ -8,7 +8,7 @@ wrappers share one compiled program.
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -115,9 +115,6 @@ class Site:
     def is_of(self, call: int) -> bool:
         """Whether it is of this further call of its module."""
         return self.call in (None, call)
-
-    # Of this very object, not of all that equal it: see `excuse` in `reading.py`.
-    is_excused: ClassVar[bool] = False
 
     @ft.cached_property
     def only_logs(self) -> bool:

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _compat
-from .active_calls import only_listener, SitePrimitive, started
+from .active_calls import Call, only_listener, SitePrimitive, started
 from .collector import Collector
 from .compiled import compiled
 from .messages import ArraysAsk, Ask
-from .primitives import ask, lost, tap, tap_p
+from .primitives import ask, lost, tap
 from .reading import excuse, of_jaxpr, of_primitive
 from .rule import AbstractRunner, Arrays, Outcome, Params, rule_of
+from .scope import Scope
 from .signature import EMPTY, Signature
-from .site import Site
 
 
 class CollectTrace(_compat.Trace):
@@ -46,17 +46,18 @@ class CollectTrace(_compat.Trace):
         if isinstance(primitive, SitePrimitive):
             info = params["info"]
             with _compat.set_current_trace(self.parent):
-                if collector.takes(primitive, info):
+                if collector.scope.takes(primitive, info):
                     return collector.answer(primitive, tracers, params)
                 return primitive.bind(*tracers, **params)
         signature = of_primitive(primitive, params)
-        if signature is not EMPTY and collector.part(signature):
+        if signature is not EMPTY and collector.scope.part(signature):
             collector.stages = True
-            if rule_of(primitive) is not None or not collector.discards:
+            if rule_of(primitive) is not None or not collector.scope.discards:
+                runner = Runner(collector.scope, collector.call)
                 below = self.parent if _compat.is_eval_trace(self.parent) else None
                 with _compat.set_current_trace(self):
                     return bring_out(
-                        primitive, tracers, params, collector, self.eager, below
+                        primitive, tracers, params, runner, self.eager, below
                     )
             excuse(params)
         return self.parent.process_primitive(primitive, tracers, params)
@@ -134,7 +135,7 @@ def run_with(collector: Collector) -> Iterator[None]:
 @contextlib.contextmanager
 def detached(collector: Collector) -> Iterator[None]:
     """Sites inside speak to `collector` alone, as in a call of its own."""
-    with only_listener(collector, collector.depth), collecting(collector):
+    with only_listener(collector, collector.scope.depth), collecting(collector):
         yield
 
 
@@ -142,28 +143,28 @@ def bring_out(
     primitive: Any,
     args: Sequence[Any],
     params: Params,
-    collector: Collector,
+    runner: "Runner",
     eager: bool = False,
     below: Any = None,
 ) -> list[Any]:
-    """Runs a primitive, the sites of `collector` brought out by one level.
+    """Runs a primitive, the sites in it brought out by one level.
 
     **Arguments:**
 
+    - `runner`: runs its bodies, and says whose sites are brought out.
     - `eager`: whether it runs at once.
     - `below`: the trace below that of the collector, if that runs at once: what has
         been compiled is called there, as quickly as JAX can.
     """
-    signature = collector.part(of_primitive(primitive, params))
-    if signature.lost and not collector.discards:
+    scope = runner.scope
+    signature = scope.part(of_primitive(primitive, params))
+    if signature.lost and not scope.discards:
         lost(*signature.lost[0])
     rule: Any = rule_of(primitive)
     slots = [ask(args, info) for info in signature.asks]
     shared = {info.name: ask((), info) for info in signature.arrays}
-    runner = Runner(collector)
     if eager or rule.jit_options is not None:
-        kind = collector.depth, collector.drops_others
-        run = compiled(primitive, rule, params, runner, kind)
+        run = compiled(primitive, rule, params, runner, scope)
         with _compat.set_current_trace(below or _compat.current_trace()):
             outs, logs = run(*args, Arrays(slots, shared))
     else:
@@ -188,14 +189,17 @@ def _forwarded(jaxpr: Any, args: Sequence[Any], outs: Sequence[Any]) -> list[Any
     ]
 
 
+@dataclasses.dataclass(frozen=True)
 class Runner(AbstractRunner):
-    """Runs bodies for a collector."""
+    """Runs bodies on behalf of a hooked call. Holds nothing of it that may not outlive
+    it: neither a tracer nor a collector.
+    """
 
-    def __init__(self, whose: Collector):
-        self.whose = whose
+    scope: Scope
+    call: Call
 
     def inside(self, jaxpr: Any) -> Signature:
-        return self.whose.part(of_jaxpr(jaxpr))
+        return self.scope.part(of_jaxpr(jaxpr))
 
     def run(
         self,
@@ -206,48 +210,18 @@ class Runner(AbstractRunner):
         consts: Sequence[Any] | None = None,
     ) -> Outcome:
         """As of any runner. `consts` are given if they aren't those of the jaxpr."""
-        body = _Body(self.whose, arrays)
-        body.drops_others |= once_more
+        drops_others = self.scope.drops_others or once_more
+        scope = dataclasses.replace(self.scope, drops_others=drops_others)
+        slots = iter(arrays.slots)
+
+        def source(info: Ask) -> Sequence[Any]:
+            is_shared = isinstance(info, ArraysAsk)
+            return arrays.shared[info.name] if is_shared else next(slots)
+
+        body = Collector(scope, self.call, source)
         jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
         consts = own_consts if consts is None else consts
         with collecting(body):
             outs = _compat.eval_jaxpr(jaxpr, consts, *args)
-        receives = self.whose.receives
-        return list(outs), [xs for info, xs in body.records if receives(info.site)]
-
-    def lasting(self) -> "Runner":
-        return Runner(self.whose.lasting())
-
-
-class _Body(Collector):
-    """Collects in the body of a primitive, on behalf of another collector."""
-
-    def __init__(self, whose: Collector, arrays: Arrays):
-        super().__init__(whose.depth, whose.call)
-        self._slots = iter(arrays.slots)
-        self._shared = arrays.shared
-        self._whose = whose
-        self.drops_others = whose.drops_others
-        self.discards = whose.discards
-
-    def mine(self, site: Site) -> bool:
-        return self._whose.mine(site)
-
-    def lasting(self) -> Collector:
-        return self._whose.lasting()
-
-    def takes(self, primitive: Any, info: Any) -> bool:
-        dropped = self.drops_others and primitive is tap_p
-        return dropped or self._whose.takes(primitive, info)
-
-    def part(self, signature: Signature) -> Signature:
-        mine = self._whose.part(signature)
-        return (
-            dataclasses.replace(mine, taps=signature.taps)
-            if self.drops_others
-            else mine
-        )
-
-    def supply(self, info: Ask) -> Sequence[Any]:
-        is_shared = isinstance(info, ArraysAsk)
-        return self._shared[info.name] if is_shared else next(self._slots)
+        hands_on = self.scope.hands_on
+        return list(outs), [xs for info, xs in body.records if hands_on(info.site)]

@@ -307,9 +307,6 @@ class _NamedRunner(AbstractRunner):
         jaxpr, consts = _compat.open_jaxpr(jaxpr)
         return _run(self._levels[jaxpr], consts, args, self._at_name), []
 
-    def lasting(self) -> "_NamedRunner":
-        return self
-
 
 def _run_bodies(
     eqn: Any, levels: Sequence[Named], args: Sequence[Any], at_name: AtName

@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 from .._engine.active_calls import next_depth, started
 from .._engine.collector import Collector, NOT_RECEIVED
 from .._engine.rules.install import install
+from .._engine.scope import Scope
 from .._engine.site import freeze, ModuleKey, Site, suffix_of
 from .._engine.values import once
 from .._errors import SiteLostError
@@ -53,7 +54,7 @@ class AbstractRun:
 
     def differentiated(self) -> set[str]:
         """The keys of the sites that run when the call is differentiated."""
-        return _differentiated(self.run, self.leaves, Collector(next_depth()))
+        return _differentiated(self.run, self.leaves, Collector(Scope(next_depth())))
 
 
 def run_abstractly(
@@ -77,13 +78,13 @@ def run_abstractly(
     lost: dict[str, str] = {}
     groups: list[Prefix] = []
     while True:
-        collector = Collector(next_depth())
+        collector = Collector(Scope(next_depth()))
         collector.groups = groups
         keys = [(c, c.key(root_method)) for c in chosen]
         wanted = [
             x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})
         ]
-        sites = _sites(wanted, collector.depth)
+        sites = _sites(wanted, collector.scope.depth)
         collector.probes = _probes(probed, root_method, collector)
         running = collector.running_in(sys._getframe())
         try:
@@ -91,7 +92,7 @@ def run_abstractly(
                 instrumented = instrument(model, sites)
                 leaves, run = _as_function(instrumented, method, args, kwargs)
                 jaxpr = jax.make_jaxpr(run)(*leaves)
-            calls = find_calls(jaxpr, collector.depth)
+            calls = find_calls(jaxpr, collector.scope.depth)
         except Lost as error:
             lost.update(error.why)
         except SiteLostError as error:
@@ -168,7 +169,7 @@ def _probes(
         )
         if not mine:
             return None
-        return _site(f"{module}{suffix}", collector.depth, suffix=suffix)
+        return _site(f"{module}{suffix}", collector.scope.depth, suffix=suffix)
 
     return Probes(wanted, site)
 

@@ -11,6 +11,7 @@ from .._engine.active_calls import next_depth
 from .._engine.collector import Collector
 from .._engine.messages import ArraysAsk, Ask, Tap
 from .._engine.numbering import Numbering
+from .._engine.scope import Scope
 from .._engine.site import freeze, Frozen
 from .._engine.values import zeros
 from .._hooks.hooks import IdentityHook
@@ -29,7 +30,7 @@ class HookCollector(Collector):
     state = (*Collector.state, "_number", "calls")
 
     def __init__(self, hook_fn: Any, log_fn: Any):
-        super().__init__(next_depth())
+        super().__init__(Scope(next_depth()))
         self.fns = {"hook_fn": hook_fn, "log_fn": log_fn}
         self.frozen: dict[str, Frozen] = {}
         self.step_hooks: dict[str, AbstractStepHook] = {}

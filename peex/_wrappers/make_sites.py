@@ -44,7 +44,7 @@ class SiteMaker:
             acting = collector.of_one_call(hook)
         site = Site(
             key=key,
-            depth=collector.depth,
+            depth=collector.scope.depth,
             direct=collector.direct,
             backward=self.backward,
             pre=plan.pre,
@@ -111,7 +111,7 @@ def sites_of(make: SiteMaker) -> SitesByKey:
 
 def tell_keys(sites: SitesByKey, model: Any, make: SiteMaker) -> None:
     """Has every callable module without a site tell its key while it runs, too."""
-    root_method, depth = make.plan.root_method, make.collector.depth
+    root_method, depth = make.plan.root_method, make.collector.scope.depth
     for place in places(model, root_method):
         if not place.called:
             continue

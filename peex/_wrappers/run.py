@@ -93,7 +93,7 @@ def _instrumented(flat: Flat, make: SiteMaker) -> Any:
     """The model with the sites of a run put in."""
     plan, collector = make.plan, make.collector
     key = (
-        collector.depth,
+        collector.scope.depth,
         collector.direct,
         make.backward,
         tuple(collector.frozen.items()),

@@ -7,50 +7,31 @@ hand out values of branches that an example didn't take; and each branch would a
 buffer of its own. And it solves a `custom_linear_solve` once more for the tangent.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from ... import _compat
-from ..collector import Collector
-from ..primitives import ask_p, tap_p
+from ..active_calls import Call
 from ..reading import of_primitive
-from ..signature import Signature
-from ..site import Site
-from ..trace import bring_out
+from ..scope import EVERY, Scope
+from ..trace import bring_out, Runner
 
 
-class _LogsOnly(Collector):
-    """Takes taps, and asks for buffers, of every depth; leaves marks where they are."""
-
-    def __init__(self) -> None:
-        super().__init__(depth=-1)
-
-    def mine(self, site: Site) -> bool:
-        return True
-
-    def lasting(self) -> Collector:
-        return self
-
-    def takes(self, primitive: Any, info: Any) -> bool:
-        return primitive in (ask_p, tap_p)
-
-    def part(self, signature: Signature) -> Signature:
-        return dataclasses.replace(signature, marked=())
+# Taps and asks of every depth; marks become derivative rules at their own collector.
+_LOGS = Scope(EVERY, takes_marks=False)
 
 
 def logs_out_first(primitive: Any) -> Callable[..., Any]:
     """A batching rule that brings logs out before the primitive is batched."""
     default = _compat.batchers[primitive]
-    collector = _LogsOnly()
 
     def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
         batched = primitive is not _compat.cond_p or dims[0] is not None
-        if not batched or not collector.part(of_primitive(primitive, params)):
+        if not batched or not _LOGS.part(of_primitive(primitive, params)):
             return default(axis, args, dims, **params)
 
         def run(*args: Any) -> list[Any]:
-            return bring_out(primitive, args, params, collector)
+            return bring_out(primitive, args, params, Runner(_LOGS, Call()))
 
         return _compat.batch_as_is(run, axis, dims, args)
 
@@ -62,14 +43,13 @@ def logs_before_tangents(primitive: Any) -> Callable[..., Any]:
     tangent, and its sites would be heard once more.
     """
     default = _compat.primitive_jvps[primitive]
-    collector = _LogsOnly()
 
     def rule(primals: Any, tangents: Any, **params: Any) -> Any:
-        if not collector.part(of_primitive(primitive, params)):
+        if not _LOGS.part(of_primitive(primitive, params)):
             return default(primals, tangents, **params)
 
         def run(*args: Any) -> list[Any]:
-            return bring_out(primitive, args, params, collector)
+            return bring_out(primitive, args, params, Runner(_LOGS, Call()))
 
         return _compat.jvp_as_is(run, primals, tangents)
 

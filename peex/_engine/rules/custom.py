@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from ... import _compat
-from ..active_calls import Call
 from ..collector import Collector
 from ..messages import ArraysAsk, Ask
 from ..primitives import lost
@@ -29,6 +28,7 @@ from ..rule import (
     register,
     Rule,
 )
+from ..scope import Scope
 from ..signature import Signature
 from ..trace import detached, Runner
 
@@ -59,12 +59,12 @@ class _Function:
 
     def __init__(self, jaxpr: Any, collector: Collector):
         self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
-        self.signature = collector.part(_signature({"call_jaxpr": jaxpr}))
-        self.whose = collector.lasting()
+        self.signature = collector.scope.part(_signature({"call_jaxpr": jaxpr}))
+        self.runner = Runner(collector.scope, collector.call)
 
     def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:
         arrays = Arrays([], shared)
-        return Runner(self.whose).run(self.jaxpr, args, arrays, consts=consts)
+        return self.runner.run(self.jaxpr, args, arrays, consts=consts)
 
 
 def _found(
@@ -117,7 +117,7 @@ def _call_jvp(
 
     def rule(primals: Any, tangents: Any) -> Any:
         consts, args, shared = primals
-        with _inside_rule(sites.whose, shared):
+        with _inside_rule(sites.runner, shared):
             outs = list(_compat.fresh(jvp).call_wrapped(*args, *tangents[1]))
         outs, out_tangents = outs[: len(outs) // 2], outs[len(outs) // 2 :]
         _, logs = sites.run(consts, args, shared)
@@ -153,7 +153,7 @@ def _call_vjp(
         consts, args_, shared = jax.tree.map(lambda x: x.value, (consts, args, shared))
         # The flat rule wants to know of each argument whether it is perturbed.
         flat = [x for a in args for x in (a.value, a.perturbed)]
-        with _inside_rule(sites.whose, shared):
+        with _inside_rule(sites.runner, shared):
             outs = list(_compat.fresh(fwd).call_wrapped(*flat))
         # Residuals that are arguments aren't returned twice.
         _, res_tree, forwarded = params["out_trees"]()
@@ -168,7 +168,7 @@ def _call_vjp(
         outs, _ = cotangents
         if not params["symbolic_zeros"]:
             outs = [_instantiated(c) for c in outs]
-        with _inside_rule(sites.whose, shared):
+        with _inside_rule(sites.runner, shared):
             return None, _compat.call_bwd(bwd, res, outs), None
 
     call.defvjp(call_fwd, call_bwd, symbolic_zeros=True)
@@ -177,27 +177,18 @@ def _call_vjp(
     return outs
 
 
-def _inside_rule(whose: Collector, shared: Shared) -> Any:
-    """Sites that run inside of a rule hand nothing out: the function itself does."""
-    return detached(_Dropping(whose.depth, whose.call, shared))
+def _inside_rule(runner: Runner, shared: Shared) -> Any:
+    """Sites that run inside of a rule hand nothing out: the function itself does. Their
+    hooks act, with the arrays that are `shared` in it.
+    """
 
-
-class _Dropping(Collector):
-    """`shared` are the arrays of the hooks that act in the function."""
-
-    discards = True
-
-    def __init__(self, depth: int, call: Call, shared: Shared):
-        super().__init__(depth, call)
-        self.shared = shared
-
-    def lasting(self) -> Collector:
-        return _Dropping(self.depth, self.call, {})
-
-    def supply(self, info: Ask) -> Sequence[Any]:
-        if not isinstance(info, ArraysAsk) or info.name not in self.shared:
+    def source(info: Ask) -> Sequence[Any]:
+        if not isinstance(info, ArraysAsk) or info.name not in shared:
             lost(info.site, IN_RULE)
-        return self.shared[info.name]
+        return shared[info.name]
+
+    scope = Scope(runner.scope.depth, discards=True)
+    return detached(Collector(scope, runner.call, source))
 
 
 def _no_tangent(x: Any) -> Any:
@@ -229,20 +220,19 @@ def _run_vmap(
     those of the function for each example.
     """
     assert isinstance(runner, Runner)
-    lasting = runner.lasting()  # the rule outlives the call
 
     def run(args: Any, arrays: Arrays) -> Outcome:
-        return lasting.run(params["call"], args, arrays)
+        return runner.run(params["call"], args, arrays)
 
     call = jax.custom_batching.custom_vmap(run)
 
     @call.def_vmap
     def rule(axis_size: int, batched: Any, args: Any, arrays: Arrays) -> Any:
         if arrays.slots:
-            site = lasting.inside(params["call"]).asks[0].site
+            site = runner.inside(params["call"]).asks[0].site
             lost(site, "it is inside a `custom_vmap`, whose rule stands in its place.")
         unflatten = params["in_tree"].unflatten
-        with _inside_rule(lasting.whose, arrays.shared):
+        with _inside_rule(runner, arrays.shared):
             outs, outs_batched = params["rule"](
                 axis_size, list(unflatten(batched[0])), *unflatten(args)
             )

@@ -87,7 +87,7 @@ def _call(
             outs = _compat.eval_jaxpr(jaxpr, consts, *args)
         return returned[0].update(outs)
     params = equation.params
-    inside = collector.part(_signature(params))
+    inside = collector.scope.part(_signature(params))
     if not inside:
         return None
     mesh, axes = params["mesh"], _manual_axes(params)
@@ -96,10 +96,12 @@ def _call(
     shared = {info.name: list(collector.supply(info)) for info in inside.arrays}
     devices = PartitionSpec(_manual_axes(params))
 
+    runner = Runner(collector.scope, collector.call)
+
     def body(args: Any, slots: Any, shared: Any) -> Outcome:
         mine = [[x[0] for x in arrays] for arrays in slots]
         given = Arrays(mine, shared)
-        outs, logs = Runner(collector).run(params["jaxpr"], args, given)
+        outs, logs = runner.run(params["jaxpr"], args, given)
         return outs, [[jnp.expand_dims(x, 0) for x in arrays] for arrays in logs]
 
     outs, logs = jax.shard_map(

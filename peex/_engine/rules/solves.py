@@ -119,10 +119,9 @@ def _run_high(
     parts: Any = _compat.parts_of(params)
     if not isinstance(parts, _compat.Root):
         return runner.run(parts.apply, args, arrays)
-    lasting = runner.lasting()  # the derivative is made after the call
 
     def part(i: int, args: Sequence[Any], shared: Any) -> Outcome:
-        return lasting.run(parts[i], args, Arrays([], shared))
+        return runner.run(parts[i], args, Arrays([], shared))
 
     return _compat.bind_root(params, args, arrays.shared, part)
 
