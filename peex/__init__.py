@@ -10,7 +10,8 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
   `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
   records the value itself.
-- Name a value in a model's own code: `probe`.
+- Name a value in a model's own code: `probe`. See into a primitive of your own:
+  `register_rule`.
 - Let go of what calls have left in caches: `clear_caches`.
 - What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
   `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
@@ -18,6 +19,7 @@ computed (activations) and received (cotangents), or changes them on the way.
 """
 
 from ._caches import clear_caches as clear_caches
+from ._engine.rules.registered import register_rule as register_rule
 from ._errors import (
     HookShapeError as HookShapeError,
     LogShapeError as LogShapeError,
@@ -95,6 +97,7 @@ __all__ = [
     "ZeroHook",
     "clear_caches",
     "probe",
+    "register_rule",
     "report",
     "sites",
     "value_and_grad",

@@ -279,9 +279,18 @@ def batch_as_is(
 def jvp_as_is(
     fn: Callable[..., Sequence[Any]], primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Runs `fn` under a derivative, from a rule for it, where zeros are symbolic."""
-    instantiated = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(lambda *args: list(fn(*args)), list(primals), instantiated)
+    """Runs `fn` under a derivative, from a rule for it, where zeros are symbolic: they
+    stay so.
+    """
+    some = [i for i, t in enumerate(tangents) if not is_zero(t)]
+
+    def run(*changing: Any) -> list[Any]:
+        args = list(primals)
+        for i, x in zip(some, changing, strict=True):
+            args[i] = x
+        return list(fn(*args))
+
+    return jax.jvp(run, [primals[i] for i in some], [tangents[i] for i in some])
 
 
 def fresh(fun: lu.WrappedFun) -> lu.WrappedFun:

@@ -5,6 +5,7 @@ jitted function often, is walked once.
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
@@ -15,7 +16,11 @@ from .messages import ArraysAsk
 from .primitives import ask_p, lost, mark_p, may_be_lost, tap_p
 from .rule import rule_of
 from .signature import EMPTY, join, Signature, TapSpec
+from .site import Site
 
+
+# The name of a `jit` that nobody listens to (see `quiet.py`).
+QUIET = "peex_quiet"
 
 _known = weak_cache()
 
@@ -41,7 +46,7 @@ def _of_equation(eqn: Any) -> Signature:
         info = params["info"]
         is_shared = isinstance(info, ArraysAsk)
         return Signature(shared=(info,)) if is_shared else Signature(asks=(info,))
-    return of_primitive(eqn.primitive, params)
+    return of_primitive(eqn.primitive, params, eqn.invars)
 
 
 _WITHOUT_BODY = {
@@ -114,12 +119,16 @@ _WITHOUT_BODY = {
 }
 
 
-def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
-    """The signature of a primitive, from the jaxprs among its parameters."""
+def of_primitive(
+    primitive: Any, params: dict[str, Any], operands: Sequence[Any]
+) -> Signature:
+    """The signature of a primitive, from the jaxprs among its parameters. The operands
+    are values, or variables of a jaxpr.
+    """
     if primitive in _WITHOUT_BODY:  # most of what a program is made of: quickly
         return EMPTY
     if primitive is _compat.jit_p:
-        return of_jaxpr(params["jaxpr"])
+        return EMPTY if params["name"] == QUIET else of_jaxpr(params["jaxpr"])
     jaxprs = _compat.sub_jaxprs(params)
     if not jaxprs:
         return EMPTY
@@ -128,9 +137,12 @@ def of_primitive(primitive: Any, params: dict[str, Any]) -> Signature:
         return EMPTY
     rule = rule_of(primitive)
     if rule is None:
-        why = f"it is inside a `{primitive.name}`, which peex has no rule for yet."
+        why = (
+            f"it is inside a `{primitive.name}`, which peex has no rule for (the "
+            "library can add one, with `px.register_rule`)."
+        )
         return Signature(lost=tuple((site, why) for site in join(inside).sites))
-    return rule.signature(params)
+    return rule.signature(params, operands)
 
 
 IN_RULE = "it is inside a derivative rule, and its hook holds arrays."
@@ -150,8 +162,13 @@ def excuse(params: dict[str, Any]) -> None:
     """
     for jaxpr in _compat.sub_jaxprs(params):
         for site in of_jaxpr(jaxpr).sites:
-            fns = (site.hook, site.log)
-            if site.backward or site.takes_data or any(fn and fn.shapes for fn in fns):
-                lost(site, IN_RULE)
+            refuse_asks(site)
             may_be_lost(site)
         _excused.add(jaxpr)
+
+
+def refuse_asks(site: Site) -> None:
+    """Refuses a site in a derivative rule whose hook or log asks for something."""
+    fns = (site.hook, site.log)
+    if site.backward or site.takes_data or any(fn and fn.shapes for fn in fns):
+        lost(site, IN_RULE)

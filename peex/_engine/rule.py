@@ -77,9 +77,9 @@ class Body:
 class Rule:
     """How sites are brought out of one primitive.
 
-    - `signature`: what it taps and asks for as a whole, from its parameters.
-    - `bodies`: the programs that it runs, from its parameters and the number of its
-        operands. (Not those of derivatives.)
+    - `signature`: what it taps and asks for as a whole, from its parameters and its
+        operands (which are values, or variables of a jaxpr).
+    - `bodies`: the programs that it runs, from the same. (Not those of derivatives.)
     - `rebind`: binds it again, with what a runner takes out of its bodies as further
         outputs; from its parameters, operands, and the arrays for its sites. The logs
         are in the order of the signature.
@@ -94,8 +94,8 @@ class Rule:
     - `jit_options`: for a primitive that is a jit, the options of `jax.jit`.
     """
 
-    signature: Callable[[Params], Signature]
-    bodies: Callable[[Params, int], list[Body]]
+    signature: Callable[[Params, Sequence[Any]], Signature]
+    bodies: Callable[[Params, Sequence[Any]], list[Body]]
     rebind: Callable[[Params, Sequence[Any], Arrays, AbstractRunner], Outcome] | None
     call: Callable[[Any, Sequence[Any], Sequence[Any], Params, Any], Any] | None = None
     sees_into: bool = False

@@ -49,7 +49,7 @@ class CollectTrace(_compat.Trace):
                 if collector.scope.takes(primitive, info):
                     return collector.answer(primitive, tracers, params)
                 return primitive.bind(*tracers, **params)
-        signature = of_primitive(primitive, params)
+        signature = of_primitive(primitive, params, tracers)
         if signature is not EMPTY and collector.scope.part(signature):
             collector.stages = True
             if rule_of(primitive) is not None or not collector.scope.discards:
@@ -157,7 +157,7 @@ def bring_out(
         been compiled is called there, as quickly as JAX can.
     """
     scope = runner.scope
-    signature = scope.part(of_primitive(primitive, params))
+    signature = scope.part(of_primitive(primitive, params, args))
     if signature.lost and not scope.discards:
         lost(*signature.lost[0])
     rule: Any = rule_of(primitive)
@@ -171,7 +171,7 @@ def bring_out(
         outs, logs = rule.rebind(params, args, Arrays(slots, shared), runner)
     # (An eager jit makes new arrays.)
     if rule.forwards and not (eager and rule.jit_options is not None):
-        (body,) = rule.bodies(params, len(args))
+        (body,) = rule.bodies(params, args)
         outs = _forwarded(body.jaxpr, args, outs)
     for spec, arrays in zip(signature.taps, logs, strict=True):
         outs = tap(outs, arrays, spec.info)

@@ -286,7 +286,7 @@ def _equation_names(eqn: Any) -> list[str]:
     names = [primitive, name] if isinstance(name, str) else [primitive]
     rule = rule_of(eqn.primitive)
     if rule is not None and rule.own_derivative:
-        (body,) = rule.bodies(eqn.params, len(eqn.invars))
+        (body,) = rule.bodies(eqn.params, eqn.invars)
         jaxpr, _ = _compat.open_jaxpr(body.jaxpr)
         names.append(jaxpr.debug_info.func_name)
     return names

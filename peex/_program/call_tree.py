@@ -155,7 +155,7 @@ class _Walk:
         levels = [self.level(b.jaxpr, times * b.times_counted) for b in parts]
         if not self.lost:
             try:
-                lost = of_primitive(eqn.primitive, eqn.params).lost
+                lost = of_primitive(eqn.primitive, eqn.params, eqn.invars).lost
             except SiteLostError as error:
                 lost = [(site, error.why or str(error)) for site in cost.sites]
             self.lost.update((s.key, why) for s, why in lost if s.depth == self.depth)

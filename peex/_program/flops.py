@@ -66,7 +66,7 @@ _UNCOUNTED = _names("""
 def bodies(eqn: Any) -> list[Body]:
     """The programs inside of an equation, if it is one of those that peex sees into."""
     rule = rule_of(eqn.primitive)
-    return [] if rule is None else rule.bodies(eqn.params, len(eqn.invars))
+    return [] if rule is None else rule.bodies(eqn.params, eqn.invars)
 
 
 @dataclasses.dataclass(frozen=True)

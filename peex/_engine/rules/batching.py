@@ -12,7 +12,7 @@ from typing import Any
 
 from ... import _compat
 from ..active_calls import Call
-from ..reading import of_primitive
+from ..reading import of_jaxpr
 from ..scope import EVERY, Scope
 from ..trace import bring_out, Runner
 
@@ -21,13 +21,17 @@ from ..trace import bring_out, Runner
 _LOGS = Scope(EVERY, takes_marks=False)
 
 
+def _holds_logs(params: dict[str, Any]) -> bool:
+    return any(_LOGS.part(of_jaxpr(jaxpr)) for jaxpr in _compat.sub_jaxprs(params))
+
+
 def logs_out_first(primitive: Any) -> Callable[..., Any]:
     """A batching rule that brings logs out before the primitive is batched."""
     default = _compat.batchers[primitive]
 
     def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
         batched = primitive is not _compat.cond_p or dims[0] is not None
-        if not batched or not _LOGS.part(of_primitive(primitive, params)):
+        if not batched or not _holds_logs(params):
             return default(axis, args, dims, **params)
 
         def run(*args: Any) -> list[Any]:
@@ -45,7 +49,7 @@ def logs_before_tangents(primitive: Any) -> Callable[..., Any]:
     default = _compat.primitive_jvps[primitive]
 
     def rule(primals: Any, tangents: Any, **params: Any) -> Any:
-        if not _LOGS.part(of_primitive(primitive, params)):
+        if not _holds_logs(params):
             return default(primals, tangents, **params)
 
         def run(*args: Any) -> list[Any]:

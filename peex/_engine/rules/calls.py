@@ -15,12 +15,12 @@ def _jaxpr(params: Params) -> Any:
     return jaxpr
 
 
-def _signature(params: Params) -> Signature:
+def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     return of_jaxpr(_jaxpr(params))
 
 
-def _bodies(params: Params, num_operands: int) -> list[Body]:
-    return [Body(_jaxpr(params), range(num_operands))]
+def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
+    return [Body(_jaxpr(params), range(len(operands)))]
 
 
 def _run(

@@ -90,14 +90,14 @@ def _count_shape(axes: Axes) -> Any:
     return _compat.ShapedArray(axes.count_shape, jnp.dtype("int32"))
 
 
-def _signature(params: Params) -> Signature:
+def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     branches = [of_jaxpr(b) for b in params["branches"]]
     whole, one_after_the_other = union(branches), join(branches)
     return dataclasses.replace(one_after_the_other, taps=whole.taps, asks=whole.asks)
 
 
-def _bodies(params: Params, num_operands: int) -> list[Body]:
-    return [Body(branch, range(1, num_operands)) for branch in params["branches"]]
+def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
+    return [Body(branch, range(1, len(operands))) for branch in params["branches"]]
 
 
 def _run(

@@ -36,7 +36,7 @@ from ..trace import detached, Runner
 Shared = dict[tuple[int, str], Any]
 
 
-def _signature(params: Params) -> Signature:
+def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside = of_jaxpr(params["call_jaxpr"])
     if inside.asks:
         lost(
@@ -47,8 +47,8 @@ def _signature(params: Params) -> Signature:
     return inside
 
 
-def _bodies(params: Params, num_operands: int) -> list[Body]:
-    return [Body(params["call_jaxpr"], range(num_operands))]
+def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
+    return [Body(params["call_jaxpr"], range(len(operands)))]
 
 
 class _Function:
@@ -59,7 +59,7 @@ class _Function:
 
     def __init__(self, jaxpr: Any, collector: Collector):
         self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
-        self.signature = collector.scope.part(_signature({"call_jaxpr": jaxpr}))
+        self.signature = collector.scope.part(_signature({"call_jaxpr": jaxpr}, ()))
         self.runner = Runner(collector.scope, collector.call)
 
     def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:
@@ -121,7 +121,7 @@ def _call_jvp(
             outs = list(_compat.fresh(jvp).call_wrapped(*args, *tangents[1]))
         outs, out_tangents = outs[: len(outs) // 2], outs[len(outs) // 2 :]
         _, logs = sites.run(consts, args, shared)
-        return (outs, logs), (out_tangents, jax.tree.map(_no_tangent, logs))
+        return (outs, logs), (out_tangents, jax.tree.map(no_tangent, logs))
 
     call.defjvp(rule, symbolic_zeros=params["symbolic_zeros"])
     outs = _collected(call, sites, consts, args, collector)
@@ -191,7 +191,8 @@ def _inside_rule(runner: Runner, shared: Shared) -> Any:
     return detached(Collector(scope, runner.call, source))
 
 
-def _no_tangent(x: Any) -> Any:
+def no_tangent(x: Any) -> Any:
+    """The tangent of a log, for a rule that says nothing of it."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return jnp.zeros_like(x)
     return np.zeros(x.shape, jax.dtypes.float0)
@@ -205,12 +206,12 @@ def _instantiated(cotangent: Any) -> Any:
     return cotangent
 
 
-def _vmap_signature(params: Params) -> Signature:
+def _vmap_signature(params: Params, operands: Sequence[Any]) -> Signature:
     return of_jaxpr(params["call"])
 
 
-def _vmap_bodies(params: Params, num_operands: int) -> list[Body]:
-    return [Body(params["call"], range(num_operands))]
+def _vmap_bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
+    return [Body(params["call"], range(len(operands)))]
 
 
 def _run_vmap(

@@ -14,7 +14,7 @@ from ..rule import AbstractRunner, Arrays, Body, Outcome, Params, register, Rule
 from ..signature import Signature, TapSpec
 
 
-def _signature(params: Params) -> Signature:
+def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside, length = of_jaxpr(params["jaxpr"]), params["length"]
 
     def stacked(shape: Any, axes: Axes) -> Any:
@@ -38,8 +38,8 @@ def _signature(params: Params) -> Signature:
     )
 
 
-def _bodies(params: Params, num_operands: int) -> list[Body]:
-    return [Body(params["jaxpr"], range(num_operands), params["length"])]
+def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
+    return [Body(params["jaxpr"], range(len(operands)), params["length"])]
 
 
 def _run(

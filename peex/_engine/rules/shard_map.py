@@ -32,7 +32,7 @@ def _num_devices(params: Params) -> int:
     return math.prod(params["mesh"].shape[name] for name in _manual_axes(params))
 
 
-def _signature(params: Params) -> Signature:
+def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside, size = of_jaxpr(params["jaxpr"]), _num_devices(params)
 
     def tap(spec: TapSpec) -> TapSpec:
@@ -57,8 +57,8 @@ def _signature(params: Params) -> Signature:
     )
 
 
-def _bodies(params: Params, num_operands: int) -> list[Body]:
-    return [Body(params["jaxpr"], range(num_operands), _num_devices(params))]
+def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
+    return [Body(params["jaxpr"], range(len(operands)), _num_devices(params))]
 
 
 def _call(
@@ -87,7 +87,7 @@ def _call(
             outs = _compat.eval_jaxpr(jaxpr, consts, *args)
         return returned[0].update(outs)
     params = equation.params
-    inside = collector.scope.part(_signature(params))
+    inside = collector.scope.part(_signature(params, args))
     if not inside:
         return None
     mesh, axes = params["mesh"], _manual_axes(params)

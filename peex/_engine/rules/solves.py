@@ -40,13 +40,13 @@ def _of_solver(jaxpr: Any) -> Signature:
     return inside
 
 
-def _linear_signature(params: Params) -> Signature:
+def _linear_signature(params: Params, operands: Sequence[Any]) -> Signature:
     return _of_solver(params["jaxprs"].solve)
 
 
-def _linear_bodies(params: Params, num_operands: int) -> list[Body]:
+def _linear_bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
     # Its other parts are for the derivative.
-    lengths, every = params["const_lengths"], range(num_operands)
+    lengths, every = params["const_lengths"], range(len(operands))
     start, end = lengths.matvec + lengths.vecmat, sum(lengths)
     operands = [*every[start : start + lengths.solve], *every[end:]]
     return [Body(params["jaxprs"].solve, operands)]
@@ -95,7 +95,7 @@ register(_compat.linear_solve_p, Rule(_linear_signature, _linear_bodies, _run_li
 #
 
 
-def _high_signature(params: Params) -> Signature:
+def _high_signature(params: Params, operands: Sequence[Any]) -> Signature:
     parts: Any = _compat.parts_of(params)
     whole = join(of_jaxpr(jaxpr) for jaxpr in parts)
     if not isinstance(parts, _compat.Root):
@@ -104,7 +104,7 @@ def _high_signature(params: Params) -> Signature:
     return dataclasses.replace(_of_solver(parts.solve), shared=whole.arrays)
 
 
-def _high_bodies(params: Params, num_operands: int) -> list[Body]:
+def _high_bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
     parts: Any = _compat.parts_of(params)
     if parts is None:
         return []

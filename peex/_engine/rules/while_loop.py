@@ -30,7 +30,7 @@ from ..values import zeros
 from .cond import counted
 
 
-def _signature(params: Params) -> Signature:
+def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside = join(of_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     for info in inside.asks:
         if isinstance(info, BufferAsk):
@@ -116,9 +116,9 @@ def _read(spec: TapSpec, ring: State) -> list[Any]:
     return [*(read(x) for x in kept), jnp.expand_dims(count, place)]
 
 
-def _bodies(params: Params, num_operands: int) -> list[Body]:
+def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    every = range(num_operands)
+    every = range(len(operands))
     carry = every[num_cond + num_body :]
     body_consts = every[num_cond : num_cond + num_body]
     return [
