@@ -15,15 +15,15 @@ Key = tuple[str, ...]
 
 # What is behind the key of a module in longer ones.
 _MARKS = ".:/#"
-_DOT = re.compile(r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)')
-_CALL = re.compile(r"#(\d+)$")
+_DOT = r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)'
+_CALL = r"#(\d+)$"
 
 
 def split(text: str) -> Key:
     """The components of a key or pattern: at the dots that aren't in quotes."""
     if text in (".", ""):
         return ()
-    return tuple(_DOT.split(text)) if '"' in text else tuple(text.split("."))
+    return tuple(re.split(_DOT, text)) if '"' in text else tuple(text.split("."))
 
 
 def split_method(text: str) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def split_method(text: str) -> tuple[str, str]:
 
 def split_call(text: str) -> tuple[str, int | None]:
     """A key, and which further call of the module it is, if it says so."""
-    found = _CALL.search(text)
+    found = re.search(_CALL, text)
     return (text[: found.start()], int(found[1])) if found else (text, None)
 
 

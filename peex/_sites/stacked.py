@@ -17,22 +17,21 @@ from .keys import Key, split
 Prefix = Key
 
 # As `Site.__repr__` writes them.
-_SITE = re.compile(r"<site ([^>]*)>")
+_SITE = r"<site ([^>]*)>"
 # The number of a layer, and behind it its method or the name of a value inside.
-_NUMBER = re.compile(r"^(\d+|\*)($|[:/].*)")
+_NUMBER = r"^(\d+|\*)($|[:/].*)"
 
 
 # Of a generated class and the original one, JAX shows the same name.
-_KINDS = re.compile(
-    r"has a subtree of type\s*(<class '.*'>)\s*but at the same key path the full "
-    r"pytree has a subtree of different type\s*(<class '.*'>)",
-    re.DOTALL,
+_KINDS = (
+    r"(?s)has a subtree of type\s*(<class '.*'>)\s*but at the same key path the full "
+    r"pytree has a subtree of different type\s*(<class '.*'>)"
 )
 
 
 def keys_in(error: Exception) -> list[str]:
     """The keys of the sites that an error of JAX's shows."""
-    return list(dict.fromkeys(_SITE.findall(str(error))))
+    return list(dict.fromkeys(re.findall(_SITE, str(error))))
 
 
 def common(first: str, second: str) -> Prefix | None:
@@ -46,7 +45,7 @@ def common(first: str, second: str) -> Prefix | None:
     if len(places) != 1:
         return None
     (i,) = places
-    numbers = _NUMBER.match(a[i]), _NUMBER.match(b[i])
+    numbers = re.match(_NUMBER, a[i]), re.match(_NUMBER, b[i])
     if None in numbers or numbers[0][2] != numbers[1][2]:  # pyright: ignore[reportOptionalSubscript]
         return None
     return tuple(a[:i])
@@ -58,7 +57,7 @@ def grouped(key: str, prefixes: Sequence[Prefix]) -> str:
     for prefix in prefixes:
         n = len(prefix)
         if n < len(parts) and tuple(parts[:n]) == prefix:
-            parts[n] = _NUMBER.sub(r"*\2", parts[n])
+            parts[n] = re.sub(_NUMBER, r"*\2", parts[n])
     return ".".join(parts) or "."
 
 
@@ -79,7 +78,7 @@ def refuse(error: Exception) -> NoReturn:
 
 
 # How functions say it that were traced or compiled before, without hooks.
-_FIXED = re.compile(
+_FIXED = (
     "Closure-converted function called with different dynamic arguments"
     "|Function compiled with input pytree does not match the input pytree"
 )
@@ -89,7 +88,7 @@ def refuse_fixed(error: Exception) -> None:
     """Explains it if a function refuses the model's modules with their sites, since it
     was made of them without hooks.
     """
-    if _FIXED.search(str(error)) is None:
+    if re.search(_FIXED, str(error)) is None:
         return
     raise SiteLostError(
         "The model gives its own modules to a function that was traced or compiled "
@@ -104,5 +103,5 @@ def is_refusal(error: Exception) -> bool:
     """Whether JAX says by an error that structures differ, and they do so by sites."""
     if type(error) not in (TypeError, ValueError):
         return False  # not what derives from these
-    kinds = _KINDS.search(str(error))
+    kinds = re.search(_KINDS, str(error))
     return bool(keys_in(error)) or (kinds is not None and kinds[1] == kinds[2])
