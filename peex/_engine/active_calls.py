@@ -27,6 +27,10 @@ class Call:
         self.ended = False
 
 
+# Hooked calls by depth, `None` where there is none to be found.
+Calls = tuple[Call | None, ...]
+
+
 class NeedsTrace(BaseException):
     """A direct call has met a site inside of a program that JAX is staging: it must be
     made again, with a trace of its own (see `run` in `_wrappers/run.py`).
@@ -74,7 +78,7 @@ class _ThisThread(threading.local):
 
     def __init__(self) -> None:
         self.listeners: list[Any] = []
-        self.calls: tuple[Call | None, ...] = ()
+        self.calls: Calls = ()
         self.rebinding: list[Any] = []
         self.num_traced = 0
         self.marks = False
@@ -93,7 +97,7 @@ def active_listeners() -> list[Any]:
     return [listener for listener in this_thread.listeners if listener is not None]
 
 
-def active_calls() -> tuple[Call | None, ...]:
+def active_calls() -> Calls:
     """The hooked calls that are running, by depth."""
     return this_thread.calls
 
@@ -132,15 +136,17 @@ def started(listener: AbstractListener) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_listener(listener: AbstractListener, depth: int) -> Iterator[None]:
-    """Sites inside find `listener` at this depth, and no other hooked call."""
-    stack, calls = this_thread.listeners, this_thread.calls
-    this_thread.listeners = [*[None] * depth, listener]
-    this_thread.calls = (*[None] * depth, listener.call)
+def only_listener(listener: AbstractListener, calls: Calls) -> Iterator[None]:
+    """Sites inside find `listener` in the place of those of these hooked calls, and no
+    other.
+    """
+    before = this_thread.listeners, this_thread.calls
+    this_thread.listeners = [None if call is None else listener for call in calls]
+    this_thread.calls = calls
     try:
         yield
     finally:
-        this_thread.listeners, this_thread.calls = stack, calls
+        this_thread.listeners, this_thread.calls = before
 
 
 class SitePrimitive(_compat.PassingPrimitive):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import _compat
-from .active_calls import AbstractListener, Call
+from .active_calls import AbstractListener, Call, Calls
 from .cotangent import attach
 from .messages import Ask, Tap
 from .primitives import ask_p, lost, mark_p
@@ -36,6 +36,8 @@ class Collector(AbstractListener):
     """Takes what the sites in its scope hand out, and gives what they ask for.
 
     - `scope`: which sites these are.
+    - `owners`: the hooked calls that they are of: its own, unless it collects on behalf
+        of others.
     - `source`: what answers their asks.
     - `records`: the taps, in execution order.
     - `emitted`: the sites that ran where only JAX can bring on what they emit, by key.
@@ -53,10 +55,13 @@ class Collector(AbstractListener):
     # Whether it listens on the trace on which the call began.
     direct = False
 
-    def __init__(self, scope: Scope, call: Call | None = None, source: Source = _none):
+    def __init__(
+        self, scope: Scope, owners: Calls | None = None, source: Source = _none
+    ):
         self.scope = scope
         self.source = source
-        self.call = call or Call()
+        self.call = Call()
+        self.owners = (*[None] * scope.depth, self.call) if owners is None else owners
         self.stages = False
         self.groups: list[tuple[str, ...]] = []
         self.frame: types.FrameType | None = None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _compat
-from .active_calls import Call, only_listener, SitePrimitive, started
+from .active_calls import Calls, only_listener, SitePrimitive, started
 from .collector import Collector
 from .compiled import compiled
 from .messages import ArraysAsk, Ask
@@ -53,7 +53,7 @@ class CollectTrace(_compat.Trace):
         if signature is not EMPTY and collector.scope.part(signature):
             collector.stages = True
             if rule_of(primitive) is not None or not collector.scope.discards:
-                runner = Runner(collector.scope, collector.call)
+                runner = Runner(collector.scope, collector.owners)
                 below = self.parent if _compat.is_eval_trace(self.parent) else None
                 with _compat.set_current_trace(self):
                     return bring_out(
@@ -135,7 +135,7 @@ def run_with(collector: Collector) -> Iterator[None]:
 @contextlib.contextmanager
 def detached(collector: Collector) -> Iterator[None]:
     """Sites inside speak to `collector` alone, as in a call of its own."""
-    with only_listener(collector, collector.scope.depth), collecting(collector):
+    with only_listener(collector, collector.owners), collecting(collector):
         yield
 
 
@@ -191,12 +191,12 @@ def _forwarded(jaxpr: Any, args: Sequence[Any], outs: Sequence[Any]) -> list[Any
 
 @dataclasses.dataclass(frozen=True)
 class Runner(AbstractRunner):
-    """Runs bodies on behalf of a hooked call. Holds nothing of it that may not outlive
-    it: neither a tracer nor a collector.
+    """Runs bodies on behalf of hooked calls. Holds nothing of these that may not
+    outlive them: neither a tracer nor a collector.
     """
 
     scope: Scope
-    call: Call
+    calls: Calls
 
     def inside(self, jaxpr: Any) -> Signature:
         return self.scope.part(of_jaxpr(jaxpr))
@@ -218,7 +218,7 @@ class Runner(AbstractRunner):
             is_shared = isinstance(info, ArraysAsk)
             return arrays.shared[info.name] if is_shared else next(slots)
 
-        body = Collector(scope, self.call, source)
+        body = Collector(scope, self.calls, source)
         jaxpr, own_consts = _compat.open_jaxpr(jaxpr)
         consts = own_consts if consts is None else consts
         with collecting(body):

@@ -8,7 +8,7 @@ from typing import Any, no_type_check
 import jax
 
 from .. import _compat
-from .._engine.active_calls import Call, listener_at
+from .._engine.active_calls import active_calls, Call, listener_at
 from .._engine.at_site import at_site
 from .._engine.primitives import lost
 from .._engine.site import ModuleKey, Site
@@ -88,7 +88,7 @@ def _is_spoken_to(
     be brought there.
     """
     mine = calls[site.depth] if site.depth < len(calls) else None
-    if listener is not None and listener.call is mine:
+    if listener is not None and active_calls()[site.depth] is mine:
         return True
     if isinstance(site, ModuleKey):
         return False

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from closeness import assert_close
 from twin_case import linear
 
 import peex as px
@@ -330,3 +331,35 @@ def test_not_one_that_acts_in_the_rule_alone():
     hooked = px.ForwardHook(model, hook, method=method)
     with pytest.raises(px.SiteLostError, match="'1' ran, .* a derivative rule, and"):
         jax.jvp(hooked, (X,), (T,))
+
+
+@pytest.mark.parametrize(
+    "function", [jvp_rule_calls_the_module, vjp_rule_calls_the_module]
+)
+@pytest.mark.parametrize("hooks", [(2.0,), (2.0, None), (None, 2.0), (0.5, 4.0)])
+def test_hooks_act_in_a_derivative_rule_in_a_batched_branch(function, hooks):
+    index, xs = jnp.array([0, 1, 2, 0]), jnp.arange(12.0).reshape(4, 3) / 10
+
+    def model(m, xs):
+        f = lambda x: function(m, x)
+        return jax.vmap(lambda i, x: jax.lax.switch(i, [f, jnp.cos, jnp.tanh], x))(
+            index, xs
+        )
+
+    m = linear(3, 3, 0)
+    doubled = eqx.tree_at(lambda m: (m.weight, m.bias), m, (2 * m.weight, 2 * m.bias))
+    hooked, method = m, model
+    for scale in hooks:
+        hook = None if scale is None else px.ScaleHook(scale)
+        hooked, method = px.ForwardHook(hooked, hook, method=method), "__call__"
+
+    def loss(xs):
+        out = hooked(xs)
+        for _ in hooks:
+            out, _ = out
+        return jnp.sum(out)
+
+    for wrap in (lambda f: f, jax.jit):
+        assert_close(
+            wrap(jax.grad(loss))(xs), jax.grad(lambda x: model(doubled, x).sum())(xs)
+        )

@@ -17,6 +17,15 @@ import peex as px
 
 
 FOUND = {
+    # Its rule was run as if it were of another call.
+    "a function with a rule of its own in a batched branch": (
+        (
+            "under",
+            ("vmap",),
+            ("branch", "norm", "norm", ("under", ("custom_jvp",), "gru")),
+        ),
+        52,
+    ),
     # JAX 0.11 puts such a loop into an `eval_jaxpr`.
     "a loop that is recomputed in an inner gradient": (
         ("under", ("grad",), ("under", ("checkpoint",), ("under", ("repeat",), "gru"))),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import _compat
-from ..active_calls import Call
+from ..active_calls import active_calls
 from ..reading import of_jaxpr
 from ..scope import EVERY, Scope
 from ..trace import bring_out, Runner
@@ -35,7 +35,7 @@ def logs_out_first(primitive: Any) -> Callable[..., Any]:
             return default(axis, args, dims, **params)
 
         def run(*args: Any) -> list[Any]:
-            return bring_out(primitive, args, params, Runner(_LOGS, Call()))
+            return bring_out(primitive, args, params, Runner(_LOGS, active_calls()))
 
         return _compat.batch_as_is(run, axis, dims, args)
 
@@ -53,7 +53,7 @@ def logs_before_tangents(primitive: Any) -> Callable[..., Any]:
             return default(primals, tangents, **params)
 
         def run(*args: Any) -> list[Any]:
-            return bring_out(primitive, args, params, Runner(_LOGS, Call()))
+            return bring_out(primitive, args, params, Runner(_LOGS, active_calls()))
 
         return _compat.jvp_as_is(run, primals, tangents)
 

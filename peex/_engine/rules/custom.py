@@ -60,7 +60,7 @@ class _Function:
     def __init__(self, jaxpr: Any, collector: Collector):
         self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
         self.signature = collector.scope.part(_signature({"call_jaxpr": jaxpr}, ()))
-        self.runner = Runner(collector.scope, collector.call)
+        self.runner = Runner(collector.scope, collector.owners)
 
     def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:
         arrays = Arrays([], shared)
@@ -188,7 +188,7 @@ def _inside_rule(runner: Runner, shared: Shared) -> Any:
         return shared[info.name]
 
     scope = Scope(runner.scope.depth, discards=True)
-    return detached(Collector(scope, runner.call, source))
+    return detached(Collector(scope, runner.calls, source))
 
 
 def no_tangent(x: Any) -> Any:

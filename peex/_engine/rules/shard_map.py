@@ -96,7 +96,7 @@ def _call(
     shared = {info.name: list(collector.supply(info)) for info in inside.arrays}
     devices = PartitionSpec(_manual_axes(params))
 
-    runner = Runner(collector.scope, collector.call)
+    runner = Runner(collector.scope, collector.owners)
 
     def body(args: Any, slots: Any, shared: Any) -> Outcome:
         mine = [[x[0] for x in arrays] for arrays in slots]
