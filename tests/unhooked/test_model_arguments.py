@@ -244,6 +244,26 @@ def test_what_is_closed_over_is_refused_and_explained(case, wrap):
     assert str(error.value).startswith(MESSAGE.format(name))
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_report_of_such_a_call(case):
+    loss, args, kwargs = case
+    report = px.report(*args, method=loss, **kwargs)
+    _, log = px.ForwardHook(args[0], method=loss)(*args[1:], **kwargs)
+    assert list(report) == [*log, *report.missing]
+    assert "layers.0" in report and "norm" in report
+    shapes = eqx.filter_eval_shape(lambda *args: args, *args[1:])
+    assert px.report(args[0], *shapes, method=loss, **kwargs).flops == report.flops
+    hooked = px.BackwardHook(args[0], method=loss).init(*shapes, **kwargs)
+    assert list(hooked.log) == list(log)
+
+
+def test_report_of_what_is_closed_over():
+    loss, model, _, name = CLOSED_OVER["average"]
+    with pytest.raises(px.SiteLostError) as error:
+        px.report(model, method=loss)
+    assert str(error.value).startswith(MESSAGE.format(name))
+
+
 def test_leaves_of_what_is_closed_over_need_no_structure():
     def loss(model):
         pairs = zip(*map(jax.tree.leaves, map(arrays, (model, OTHER))), strict=True)
