@@ -28,11 +28,12 @@ class Sizes(NamedTuple):
     batch: int = 8
     chain_width: int = 64
     steps: int = 256
+    vit_layers: int = 30
 
 
 FULL = Sizes()
 TINY = Sizes(
-    width=8, heads=2, layers=3, tokens=5, batch=2, chain_width=4, steps=5
+    width=8, heads=2, layers=3, tokens=5, batch=2, chain_width=4, steps=5, vit_layers=1
 )  # for tests
 
 
@@ -128,6 +129,30 @@ class JittedTransformer(Transformer):
 @eqx.filter_jit
 def _jitted(layer: Block, x: Array) -> Array:
     return layer(x)
+
+
+class ViT(eqx.Module):
+    """A classifier of images of 16 by 16 pixels, in patches of 4 by 4."""
+
+    patches: eqx.nn.Conv2d
+    position: Float[Array, "16 d"]
+    body: Transformer
+    norm: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, sizes: Sizes, *, key: Array):
+        keys = jr.split(key, 3)
+        self.patches = eqx.nn.Conv2d(3, sizes.width, 4, stride=4, key=keys[0])
+        self.position = jnp.zeros((16, sizes.width))
+        sizes = sizes._replace(layers=sizes.vit_layers)
+        self.body = Transformer(sizes, key=keys[1])
+        self.norm = eqx.nn.LayerNorm(sizes.width)
+        self.head = eqx.nn.Linear(sizes.width, 10, key=keys[2])
+
+    def __call__(self, image: Float[Array, "3 16 16"]) -> Float[Array, "10"]:
+        patches = self.patches(image)
+        x = patches.reshape(len(patches), -1).T + self.position
+        return self.head(jnp.mean(jax.vmap(self.norm)(self.body(x)), 0))
 
 
 class AbstractChain(eqx.Module):

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jaxtyping import Array
 
 import peex as px
 
@@ -35,6 +37,40 @@ def _ratio(bench: Bench, case: str, hooked: str, plain: str) -> Outcome:
         comparison.against_peers(),
         comparison.data,
     )
+
+
+def both_logs(bench: Bench, case: str) -> Outcome:
+    """A step with the logs of activations and of cotangents, of a whole batch."""
+    log_fn = {"values": px.IdentityLog(), "statistics": px.MeanStdLog()}[case]
+    steps = vit_steps(bench.sizes, log_fn)
+    times = race({name: call.lower() for name, call in steps.items()}, bench.effort)
+    ratio = times.ratio("value_and_grad", "unhooked")
+    return Outcome(
+        {
+            "unhooked": duration(times.median("unhooked")),
+            "value_and_grad": f"{ratio:.2f}",
+        },
+        ratio,
+        {},
+        {"seconds": {name: times.median(name) for name in steps}},
+    )
+
+
+def vit_steps(sizes: models.Sizes, log_fn: px.AbstractLog) -> dict[str, Call]:
+    """A step of training a ViT: the loss, and its gradient."""
+    model = models.ViT(sizes, key=jr.key(0))
+    images = jr.normal(jr.key(1), (sizes.batch, 3, 16, 16))
+    args = (model, images, jnp.arange(sizes.batch) % 10)
+    step = px.value_and_grad(_cross_entropy, backward=log_fn, forward=log_fn)
+    return {
+        "unhooked": Call(eqx.filter_value_and_grad(_cross_entropy), args),
+        "value_and_grad": Call(step, args),
+    }
+
+
+def _cross_entropy(model: models.ViT, images: Array, labels: Array) -> Array:
+    logits = jax.nn.log_softmax(jax.vmap(model)(images))
+    return -jnp.mean(jnp.take_along_axis(logits, labels[:, None], 1))
 
 
 def scanned_depth(bench: Bench, case: str) -> Outcome:
@@ -120,6 +156,13 @@ FIGURES = (
         "1.5, ahead of every peer",
         1.5,
         backward,
+    ),
+    Figure(
+        "trace and lower, gradient of a ViT of 30 blocks, both logs",
+        ("values", "statistics"),
+        "4",
+        4.0,
+        both_logs,
     ),
     Figure(
         "trace and lower, scan of 64 layers / of 4",

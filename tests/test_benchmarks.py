@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("optimised")
 
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
-from benchmarks import compiled, contestants, models, run, timing
+from benchmarks import compiled, contestants, models, run, timing, tracing
 from benchmarks.rows import Bench, Comparison, Figure, Outcome
 
 
@@ -103,6 +103,27 @@ def test_a_buffer_of_all_values_is_found():
     ]
     whole = compiled.whole_buffers(*programs, sizes)
     assert (sizes.layers, sizes.batch, sizes.tokens, sizes.width) in whole
+
+
+def test_steps_of_a_vit_compute_the_same():
+    steps = tracing.vit_steps(models.TINY, px.IdentityLog())
+    value, grads = steps["unhooked"].compiled().result()
+    (hooked, logs), hooked_grads = steps["value_and_grad"].compiled().result()
+    leaves = [
+        jax.tree.leaves(tree) for tree in ((value, grads), (hooked, hooked_grads))
+    ]
+    for a, b in zip(*leaves, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert list(logs.forward) == list(logs.backward)
+    assert len(logs.forward) == 8 + 3  # of the block, and around it
+    assert logs.forward["body.layers.0.q"].shape == (2, 16, 8)
+
+
+@pytest.mark.parametrize("case", ["values", "statistics"])
+def test_both_logs(bench, case):
+    outcome = tracing.both_logs(bench, case)
+    assert list(outcome.cells) == ["unhooked", "value_and_grad"]
+    assert outcome.value > 1
 
 
 def test_what_a_program_holds():

@@ -125,7 +125,7 @@ def test_value_and_grad(outside):
     run = outside(px.value_and_grad(mean_loss))
     (value, logs), grads = run(mlp, x)
     assert_close(value, OUTPUT[0])
-    assert logs.forward is None
+    assert logs.forward == px.Log()  # not asked for
     assert_log(logs.backward, BACKWARD)
     assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
 
@@ -144,7 +144,7 @@ def test_value_and_grad_without_backward_log():
     run = px.value_and_grad(mean_loss, backward=None, forward=px.IdentityLog())
     (value, logs), grads = run(mlp, x)
     assert_close(value, OUTPUT[0])
-    assert logs.backward is None
+    assert logs.backward == px.Log()
     assert_log(logs.forward, FORWARD)
     assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
 
@@ -161,7 +161,8 @@ def test_value_and_grad_has_aux(forward):
     assert_close(aux["y"], [2 * OUTPUT[0]])
     assert aux["name"] == "aux"
     assert_log(logs.backward, BACKWARD)
-    assert (logs.forward is None) == (forward is None)
+    assert isinstance(logs.forward, px.Log)
+    assert (len(logs.forward) == 0) == (forward is None)
     assert_same_grad(grads, eqx.filter_grad(mean_loss)(mlp, x))
 
 

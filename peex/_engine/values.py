@@ -36,17 +36,26 @@ def with_arrays(value: Any, leaves: Sequence[Any], new: Sequence[Any]) -> Any:
 def _rebuilt(node: Any, new: Iterator[Any]) -> Any:
     if is_state(node):
         return next(new)
-    children, treedef = jtu.tree_flatten(node, is_leaf=lambda x: x is not node)
+    children, treedef = one_level(node)
     if len(children) == 1 and children[0] is node:
         return next(new)
-    built = [_rebuilt(child, new) for child in children]
+    return with_children(node, treedef, [_rebuilt(child, new) for child in children])
+
+
+def one_level(node: Any) -> tuple[list[Any], Any]:
+    """The children of a node, in the order of JAX; of a leaf itself alone."""
+    return jtu.tree_flatten(node, is_leaf=lambda x: x is not node)
+
+
+def with_children(node: Any, treedef: Any, children: Sequence[Any]) -> Any:
+    """A node with other children than those that `one_level` found."""
     if isinstance(node, dict) and not isinstance(node, collections.OrderedDict):
         # JAX takes dicts apart, and puts them together, by sorted keys.
-        keys = jtu.tree_unflatten(treedef, range(len(built)))
+        keys = jtu.tree_unflatten(treedef, range(len(children)))
         result = copy.copy(node)
-        result.update((key, built[keys[key]]) for key in node)
+        result.update((key, children[keys[key]]) for key in node)
         return result
-    return jtu.tree_unflatten(treedef, built)
+    return jtu.tree_unflatten(treedef, children)
 
 
 def hidden_arrays(leaf: Any) -> bool:

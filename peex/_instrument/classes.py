@@ -275,35 +275,20 @@ def instrument(model: Any, sites: Mapping[str, SitesByMethod]) -> Any:
     return visit((), model)
 
 
-def stand_still(instrumented: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a call, with those that are like the model (its frozen half, an
-    average of it) made like the instrumented one, but without sites: `equinox.combine`
-    and `jax.tree.map` bring them together as they do without hooks.
+def original_class(node: Any) -> type:
+    """The class of a module as the user knows it."""
+    return getattr(type(node), "__peex_original__", type(node))
+
+
+def without_sites(like: Any, node: Any) -> Any:
+    """A module or function in the structure of an instrumented one, but without sites.
+    (`None` stands for the function where only arrays were kept.)
     """
-    root = type(instrumented)
-    original = root.__peex_original__ if issubclass(root, Instrumented) else root
-
-    def one(arg: Any) -> Any:
-        return _still(instrumented, arg) if type(arg) is original else arg
-
-    if not isinstance(instrumented, eqx.Module | dict | list | tuple):
-        return args, kwargs
-    return tuple(map(one, args)), {name: one(arg) for name, arg in kwargs.items()}
-
-
-def _still(like: Any, node: Any) -> Any:
-    original = getattr(type(like), "__peex_original__", type(like))
-    if type(node) is not original:
-        return node
-    mine, others = children((), like), children((), node)
-    if mine is not None and others is not None and len(mine[0]) == len(others[0]):
-        pairs = zip(mine[0], others[0], strict=True)
-        new = [_still(a, b) for (_, a), (_, b) in pairs]
-        if any(x is not child for x, (_, child) in zip(new, others[0], strict=True)):
-            node = others[1](new)
-    if isinstance(like, Instrumented):
-        sites = _dict(like)[_ATTRIBUTE]
-        return _sited(node, SiteMap(dict.fromkeys(sites, ())))
+    if isinstance(like, _Function) and (node is None or is_function(node)):
+        fn = like.fn if node is None else node
+        return _Function(fn, SiteMap(dict.fromkeys(like.sites, ())))
+    if isinstance(like, Instrumented) and type(node) is original_class(like):
+        return _sited(node, SiteMap(dict.fromkeys(_dict(like)[_ATTRIBUTE], ())))
     return node
 
 

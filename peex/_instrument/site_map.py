@@ -26,7 +26,7 @@ class SiteMap(dict[str, tuple[Site | ModuleKey, ...]]):
 
     @property
     def is_still(self) -> bool:
-        """Whether it is that of a plain copy of the model (see `stand_still`)."""
+        """Whether it is that of a plain copy of the model (see `alike.py`)."""
         return not any(self.values())
 
     def __hash__(self) -> int:

@@ -22,11 +22,12 @@ from .._engine.site import freeze, ModuleKey, Site, suffix_of
 from .._engine.values import once
 from .._errors import SiteLostError
 from .._hooks.log_fns import IdentityLog
+from .._instrument.alike import made_alike
 from .._instrument.classes import instrument
 from .._instrument.probe import own_caches, Probes
 from .._program.call_tree import Calls, find_calls, Lost
 from .._sites.select import Chosen
-from .._sites.stacked import grouped, keys_in, Prefix
+from .._sites.stacked import grouped, is_refusal, keys_in, Prefix, refuse
 from .._wrappers.make_sites import names_probe, SitesByKey
 from .._wrappers.run import call_method
 from .._wrappers.types import Method
@@ -90,7 +91,8 @@ def run_abstractly(
         try:
             with running, started(collector), own_caches("peex.report"):
                 instrumented = instrument(model, sites)
-                leaves, run = _as_function(instrumented, method, args, kwargs)
+                given = made_alike(instrumented, args, kwargs)
+                leaves, run = _as_function(instrumented, method, *given)
                 jaxpr = jax.make_jaxpr(run)(*leaves)
             calls = find_calls(jaxpr, collector.scope.depth)
         except Lost as error:
@@ -101,6 +103,8 @@ def run_abstractly(
             lost[error.key] = error.why or str(error)
         except (TypeError, ValueError) as error:
             new = [key for key in keys_in(error) if key not in lost]
+            if not new and is_refusal(error):
+                refuse(error)
             if not new:
                 raise
             others = ", ".join(repr(key) for key in keys_in(error))

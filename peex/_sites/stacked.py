@@ -24,9 +24,11 @@ _NUMBER = r"^(\d+|\*)($|[:/].*)"
 
 # Of a generated class and the original one, JAX shows the same name.
 _KINDS = (
-    r"(?s)has a subtree of type\s*(<class '.*'>)\s*but at the same key path the full "
-    r"pytree has a subtree of different type\s*(<class '.*'>)"
+    r"(?s)has a subtree of type\s*<class '(.*)'>\s*but at the same key path the full "
+    r"pytree has a subtree of different type\s*<class '(.*)'>"
 )
+# What stands for a function with sites.
+_FUNCTION = "peex._instrument.classes._Function"
 
 
 def keys_in(error: Exception) -> list[str]:
@@ -63,17 +65,29 @@ def grouped(key: str, prefixes: Sequence[Prefix]) -> str:
 
 def refuse(error: Exception) -> NoReturn:
     """Explains JAX's refusal to bring modules with different sites together."""
+    layers = (
+        "Layers that are stacked or averaged in the forward pass must all be sites and "
+        "need the same hook_fn and log_fn, as in `where='layers.*'` (with `px.AtStep` "
+        "for some of them); or stack them when the model is built (`eqx.filter_vmap`). "
+        "Call the modules where one of several is chosen, as in "
+        "`lax.cond(p, self.a, self.b, x)`."
+    )
+    copies = (
+        "A copy of the model (its frozen half, an average of it, what it started from) "
+        "goes through the call whole and as an argument, as in `loss(model, copy, x)`, "
+        "so that it is made alike: neither closed over, nor a part of it alone. To "
+        "freeze parameters, write `px.value_and_grad(loss, trainable=...)`."
+    )
     keys = ", ".join(repr(key) for key in keys_in(error))
+    among, causes = f", among them {keys}" if keys else "", (layers, copies)
+    kinds = _kinds(error)
+    if kinds is not None:
+        name = "function" if _FUNCTION in kinds else kinds[0].rpartition(".")[2]
+        among, causes = f", one {name} with a site and one without", (copies, layers)
     raise SiteLostError(
-        "The model brings modules of different structure together"
-        f"{f', among them {keys}' if keys else ''}: a site carries its name and what "
-        "acts there in the structure of its module. Layers that are stacked or "
-        "averaged in the forward pass must all be sites and need the same hook_fn and "
-        "log_fn, as in `where='layers.*'` (with `px.AtStep` for some of them); or "
-        "stack them when the model is built (`eqx.filter_vmap`). Call the modules "
-        "where one of several is chosen, as in `lax.cond(p, self.a, self.b, x)`. What "
-        "comes from outside of the model, as its frozen half, goes through the call as "
-        "an argument, so that it is made alike. Or hook the module around them."
+        f"The model brings modules of different structure together{among}: a site "
+        "carries its name and what acts there in the structure of its module. "
+        f"{causes[0]} {causes[1]} Or hook the module around them."
     ) from error
 
 
@@ -103,5 +117,13 @@ def is_refusal(error: Exception) -> bool:
     """Whether JAX says by an error that structures differ, and they do so by sites."""
     if type(error) not in (TypeError, ValueError):
         return False  # not what derives from these
-    kinds = re.search(_KINDS, str(error))
-    return bool(keys_in(error)) or (kinds is not None and kinds[1] == kinds[2])
+    return bool(keys_in(error)) or _kinds(error) is not None
+
+
+def _kinds(error: Exception) -> tuple[str, str] | None:
+    """The two classes that an error of JAX's is about, if they differ by sites."""
+    found = re.search(_KINDS, str(error))
+    if found is None:
+        return None
+    kinds = found[1], found[2]
+    return kinds if kinds[0] == kinds[1] or _FUNCTION in kinds else None

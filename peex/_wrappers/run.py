@@ -11,7 +11,8 @@ from .. import _compat
 from .._engine.active_calls import all_saved, NeedsTrace
 from .._engine.rules.install import install
 from .._engine.trace import run_with
-from .._instrument.classes import Flat, stand_still, strip
+from .._instrument.alike import made_alike
+from .._instrument.classes import Flat, strip
 from .._instrument.probe import Probes
 from .._sites.stacked import is_refusal, refuse, refuse_fixed
 from .._sites.walk import unwrap
@@ -76,7 +77,7 @@ def _run(
     try:
         with model, run_with(collector), collector.probes.caches():
             instrumented = _instrumented(flat, make)
-            args, kwargs = stand_still(instrumented, args, kwargs)
+            args, kwargs = made_alike(instrumented, args, kwargs)
             out = call_method(instrumented, plan.method, args, kwargs)
     except (TypeError, ValueError) as error:
         if is_refusal(error):

@@ -1,9 +1,10 @@
 """The types of what a wrapper is given, for type checkers and readers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TYPE_CHECKING, TypeVar
 
 import equinox as eqx
+from jaxtyping import PyTree
 
 from .._hooks.step_hooks import AbstractStepHook
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     Hook = OneHook | Mapping[str, OneHook | None] | None
     LogFn = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any] | None] | None
     Pattern = str | type[eqx.Module]
-    Where = Pattern | list[Pattern] | tuple[Pattern, ...] | Callable[[Any], Any] | None
+    Patterns = Sequence[Pattern] | Set[Pattern]
+    Where = Pattern | Patterns | Callable[[Any], Any] | None
+    # As that of `equinox.partition`.
+    FilterSpec = PyTree[bool | Callable[[Any], bool]]
 else:
     # Checked by peex itself, whose errors say what to write instead.
-    Hook = LogFn = Where = Any
+    Hook = LogFn = Where = FilterSpec = Any

@@ -1,27 +1,186 @@
 """Loss, gradient and logs in one call, without `init`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
 import jax.export
+import jax.tree_util as jtu
+from jaxtyping import ArrayLike
 
+from .._engine.site import freeze, Frozen
 from .._hooks.log_fns import IdentityLog
 from .._log import Log
+from .._sites.walk import with_model
 from .backward import BackwardHook
 from .forward import ForwardHook
-from .types import Hook, LogFn, Where
+from .types import FilterSpec, Hook, LogFn, Where
+
+
+_P = ParamSpec("_P")
+_Value = TypeVar("_Value", bound=ArrayLike)
+_Aux = TypeVar("_Aux")
 
 
 class Logs(NamedTuple):
-    """The logs of [`peex.value_and_grad`][]; `None` for what wasn't asked for."""
+    """The logs of [`peex.value_and_grad`][]; empty where none was asked for."""
 
-    backward: Log | None
-    forward: Log | None
+    backward: Log
+    forward: Log
 
 
 jax.export.register_namedtuple_serialization(Logs, serialized_name="peex.Logs")
+
+
+class _Step(NamedTuple):
+    """The arguments of `value_and_grad`, and what it does with them."""
+
+    loss: Callable[..., Any]
+    backward: Any
+    forward: Any
+    hook_fn: Any
+    where: Any
+    pre_hook: bool
+    has_aux: bool
+    trainable: Any
+
+    def __call__(
+        self, model: Any, /, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, Logs], Any]:
+        loss, backward, forward, hook_fn, where, pre_hook, has_aux, trainable = self
+        trained, frozen = _split(model, trainable)
+        inner: Any = model
+        method: Any = loss
+        if forward is not None:
+            inner = ForwardHook(
+                model,
+                None,
+                forward,
+                where=where,
+                pre_hook=pre_hook,
+                method=loss,
+            )
+            method = "__call__"
+        hooked = BackwardHook(
+            inner, hook_fn, backward, where=where, pre_hook=pre_hook, method=method
+        )
+        if backward is not None:
+            # Not as a method, of which Equinox makes a module with a `self`.
+            hooked = BackwardHook.init(hooked, *args, **kwargs)
+
+        def put(hooked: BackwardHook, model: Any) -> BackwardHook:
+            if forward is not None:
+                model = with_model(hooked.model, model)
+            return with_model(hooked, model)
+
+        def taken(hooked: BackwardHook) -> Any:
+            return hooked.model if forward is None else hooked.model.model
+
+        def call(
+            hooked: BackwardHook, frozen: Any, args: Any, kwargs: Any
+        ) -> tuple[Any, Any]:
+            hooked = put(hooked, eqx.combine(taken(hooked), frozen))
+            out = hooked(*args, **kwargs)
+            out, log = out if forward is not None else (out, Log())
+            if not has_aux:
+                return out, (out, log)
+            if not isinstance(out, tuple | list) or len(out) != 2:
+                raise TypeError(
+                    "`px.value_and_grad(loss, has_aux=True)` expects a loss that "
+                    f"returns a pair `(value, aux)`; got a {type(out).__name__}. "
+                    "Return both, or leave `has_aux` out."
+                )
+            return out[0], (out, log)
+
+        (_, (out, log)), grads = eqx.filter_value_and_grad(call, has_aux=True)(
+            put(hooked, trained), frozen, args, kwargs
+        )
+        backward_log = Log() if backward is None else grads.log
+        return (out, Logs(backward_log, log)), taken(grads)
+
+
+def _split(model: Any, trainable: Any) -> tuple[Any, Any]:
+    """The two halves of a model: what is trained, and what isn't."""
+    try:
+        return eqx.partition(model, trainable)
+    except ValueError as error:
+        is_plain = isinstance(trainable, str | int | float)
+        got = repr(trainable) if is_plain else f"a {type(trainable).__name__}"
+        raise TypeError(
+            "`trainable` says which arrays of the model get a gradient, as the filter "
+            "of `equinox.partition` does: a function from a leaf to a bool, a bool, or "
+            f"a pytree of these like the model or a prefix of it; got {got}. For one "
+            "layer alone, write `trainable=eqx.tree_at(lambda m: m.head, "
+            "jax.tree.map(lambda _: False, model), True)`."
+        ) from error
+
+
+@jtu.register_pytree_node_class
+class _ValueAndGrad:
+    """What `value_and_grad` returns. A pytree, equal to another that is made of equal
+    arguments, so that JAX knows it again; but no module, which would be a site where it
+    is a field of a model.
+    """
+
+    def __init__(self, step: Frozen, arrays: Any):
+        self._step = step
+        self._arrays = arrays
+        self.__name__ = step.name  # of the loss
+
+    def __call__(self, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self._step.thaw(self._arrays)(model, *args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else eqx.Partial(self, instance)
+
+    @property
+    def __wrapped__(self) -> Any:
+        step: Any = self._step.thaw(self._arrays)
+        return step.loss
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self._arrays,), self._step
+
+    @classmethod
+    def tree_unflatten(cls, step: Any, children: Any) -> "_ValueAndGrad":
+        return cls(step, *children)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not _ValueAndGrad or self._step != other._step:
+            return False
+        return all(a is b for a, b in zip(self._arrays, other._arrays, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(self._step)
+
+
+@overload
+def value_and_grad(
+    loss: Callable[_P, _Value],
+    *,
+    backward: LogFn = ...,
+    forward: LogFn = ...,
+    hook_fn: Hook = ...,
+    where: Where = ...,
+    pre_hook: bool = ...,
+    has_aux: Literal[False] = ...,
+    trainable: FilterSpec = ...,
+) -> Callable[_P, tuple[tuple[_Value, Logs], Any]]: ...
+
+
+@overload
+def value_and_grad(
+    loss: Callable[_P, tuple[_Value, _Aux]],
+    *,
+    backward: LogFn = ...,
+    forward: LogFn = ...,
+    hook_fn: Hook = ...,
+    where: Where = ...,
+    pre_hook: bool = ...,
+    has_aux: Literal[True],
+    trainable: FilterSpec = ...,
+) -> Callable[_P, tuple[tuple[tuple[_Value, _Aux], Logs], Any]]: ...
 
 
 def value_and_grad(
@@ -33,6 +192,7 @@ def value_and_grad(
     where: Where = None,
     pre_hook: bool = False,
     has_aux: bool = False,
+    trainable: FilterSpec = eqx.is_inexact_array,
 ) -> Callable[..., tuple[tuple[Any, Logs], Any]]:
     """Like `equinox.filter_value_and_grad`, with logs, and without `init`.
 
@@ -66,56 +226,24 @@ def value_and_grad(
     - `hook_fn`: acts on the cotangents.
     - `where`, `pre_hook`: as for [`peex.ForwardHook`][].
     - `has_aux`: whether `loss` returns a pair `(value, aux)`.
+    - `trainable`: which arrays of the model get a gradient, as the `filter_spec` of
+        `equinox.partition`: a pytree of booleans, or a prefix of one, or a function
+        from a leaf to a boolean. The loss gets the whole model, and the logs are
+        complete, whatever is frozen.
 
     **Returns:**
 
     A function of `(model, *args, **kwargs)` that returns `(value, logs), grads`: what
     the loss returned (with `has_aux`, the pair), the [`peex.Logs`][], and the gradient
-    with respect to the model.
+    with respect to the model: of its structure, `None` for what isn't trainable or has
+    no gradient. Made twice of the same arguments, it is traced once under
+    `equinox.filter_jit`; arrays of hooks and logs are inputs of the compiled program.
 
     **Raises:**
 
-    `TypeError` if `has_aux` and the loss returns no pair; and as
-    [`peex.BackwardHook`][].
+    `TypeError` if `has_aux` and the loss returns no pair, and if `trainable` is no
+    filter of the model; and as [`peex.BackwardHook`][].
     """
 
-    def run(model: Any, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, Logs], Any]:
-        inner: Any = model
-        method: Any = loss
-        if forward is not None:
-            inner = ForwardHook(
-                model,
-                None,
-                forward,
-                where=where,
-                pre_hook=pre_hook,
-                method=loss,
-            )
-            method = "__call__"
-        hooked = BackwardHook(
-            inner, hook_fn, backward, where=where, pre_hook=pre_hook, method=method
-        )
-        if backward is not None:
-            # Not as a method, of which Equinox makes a module with a `self`.
-            hooked = BackwardHook.init(hooked, *args, **kwargs)
-
-        def call(hooked: BackwardHook, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            out = hooked(*args, **kwargs)
-            out, log = out if forward is not None else (out, None)
-            if not has_aux:
-                return out, (out, log)
-            if not isinstance(out, tuple | list) or len(out) != 2:
-                raise TypeError(
-                    "`px.value_and_grad(loss, has_aux=True)` expects a loss that "
-                    f"returns a pair `(value, aux)`; got a {type(out).__name__}. "
-                    "Return both, or leave `has_aux` out."
-                )
-            return out[0], (out, log)
-
-        (_, (out, log)), grads = eqx.filter_value_and_grad(call, has_aux=True)(
-            hooked, args, kwargs
-        )
-        grad = grads.model if forward is None else grads.model.model
-        return (out, Logs(None if backward is None else grads.log, log)), grad
-
-    return run
+    step = _Step(loss, backward, forward, hook_fn, where, pre_hook, has_aux, trainable)
+    return _ValueAndGrad(*freeze(getattr(loss, "__name__", type(loss).__name__), step))
