@@ -76,6 +76,7 @@ from .jaxprs import (
     part_of_jaxpr as part_of_jaxpr,
     scan_layout as scan_layout,
     sub_jaxprs as sub_jaxprs,
+    with_inputs as with_inputs,
 )
 from .meshes import (
     as_varying as as_varying,

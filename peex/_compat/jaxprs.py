@@ -2,7 +2,7 @@
 `_compat/jax.py`, of which this is a part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.core as jax_core
@@ -61,6 +61,26 @@ def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any
         eqns=jaxpr.eqns[start:stop],
         debug_info=debug_info("peex"),
     )
+
+
+def with_inputs(
+    jaxpr: Any, primitive: Any, change: Callable[[Any], Any]
+) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr in which the results of a primitive are further inputs, behind its own,
+    as its constants are in front; and these constants. `change` changes the others of
+    its equations.
+    """
+    opened, consts = open_jaxpr(jaxpr)
+    made = [v for e in opened.eqns if e.primitive is primitive for v in e.outvars]
+    new = jex_core.Jaxpr(
+        constvars=[],
+        invars=[*opened.constvars, *opened.invars, *made],
+        outvars=opened.outvars,
+        eqns=[change(eqn) for eqn in opened.eqns if eqn.primitive is not primitive],
+        effects=opened.effects,
+        debug_info=debug_info("peex"),
+    )
+    return new, consts
 
 
 def scan_layout(params: dict[str, Any]) -> tuple[int, int]:

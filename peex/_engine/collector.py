@@ -54,6 +54,9 @@ class Collector(AbstractListener):
     state: tuple[str, ...] = ("emitted", "groups", "missed", "received", "records")
     # Whether it listens on the trace on which the call began.
     direct = False
+    # Where what is bound is only traced for now (see `traced_once.py`): the jaxprs of
+    # the jits that will be inlined later, by their `id`.
+    inlined: set[int] | None = None
 
     def __init__(
         self, scope: Scope, owners: Calls | None = None, source: Source = _none

@@ -60,6 +60,8 @@ class CollectTrace(_compat.Trace):
                         primitive, tracers, params, runner, self.eager, below
                     )
             excuse(params)
+        if collector.inlined is not None and primitive is _compat.jit_p:
+            params = _not_inlined(params, collector.inlined)
         return self.parent.process_primitive(primitive, tracers, params)
 
     def process_call(self, primitive, f, tracers, params, /):
@@ -99,6 +101,14 @@ class CollectTrace(_compat.Trace):
                 return functions[0].call_wrapped(*args)
         with _compat.set_current_trace(self.parent):
             return rule.call(primitive, functions, args, params, self.collector)
+
+
+def _not_inlined(params: Params, inlined: set[int]) -> Params:
+    """The parameters of a jit that isn't to be inlined; `inlined` notes its jaxpr."""
+    if params["inline"] is not True:
+        return params
+    inlined.add(id(params["jaxpr"]))
+    return {**params, "inline": False}
 
 
 @contextlib.contextmanager

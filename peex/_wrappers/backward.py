@@ -1,6 +1,6 @@
 """The backward wrapper: cotangents, logged and changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic
 
 import equinox as eqx
@@ -23,9 +23,9 @@ from .run import run
 from .types import Hook, LogFn, Method, Model, Where
 
 
-class _Backward(HookCollector):
+class BackwardCollector(HookCollector):
     """Answers with the buffers of the log too. Without a log, makes zeros of the shapes
-    that are asked for; `made` is the log that this call has asked for.
+    that are asked for; `made` are the buffers that this call has asked for, by key.
     """
 
     state = (*HookCollector.state, "_number_log", "made")
@@ -33,7 +33,7 @@ class _Backward(HookCollector):
     def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
         super().__init__(hook_fn, log_fn)
         self.log = log
-        self.made: dict[str, Any] = {}
+        self.made: dict[str, tuple[BufferAsk, Sequence[Any]]] = {}
         self._number_log = Numbering()
 
     def supply(self, info: Ask) -> Sequence[Any]:
@@ -46,14 +46,24 @@ class _Backward(HookCollector):
         key = self._number_log(info.site)
         if key is None:
             return [zeros(s) for s in info.shapes]
-        if self.log is None:
-            buffers = [zeros(s) for s in info.shapes]
-        else:
-            buffers = self._buffers(key, info)
+        buffers = self._new(info) if self.log is None else self._buffers(key, info)
         # One that is the same on all devices gets the sum over these.
         buffers = _compat.as_varying(buffers, info.varying)
-        self.made[key] = pack(info.treedef, info.dtypes, buffers)
+        self.made[key] = info, buffers
         return buffers
+
+    def _new(self, info: BufferAsk) -> Sequence[Any]:
+        return [zeros(s) for s in info.shapes]
+
+    def log_of(self, buffers: Iterable[Any]) -> Log:
+        """The log that this call has asked for, of these buffers."""
+        rest = iter(buffers)
+        return Log(
+            {
+                key: pack(info.treedef, info.dtypes, [next(rest) for _ in asked])
+                for key, (info, asked) in self.made.items()
+            }
+        )
 
     def _buffers(self, key: str, info: BufferAsk) -> list[Any]:
         assert self.log is not None
@@ -163,17 +173,13 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
 
         def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
             _, collector = _run(hooked, None, args, kwargs)
-            return Log(collector.made)
+            made = collector.made.values()
+            return collector.log_of(x for _, buffers in made for x in buffers)
 
         try:
             shapes = eval_shape(log, self, args, kwargs)
         except _compat.VALUE_ERRORS as error:
-            error.add_note(
-                "`px.BackwardHook.init` traces the call, as `jax.jit` does, to find "
-                "the shapes of the log: the model's Python can't look at the values of "
-                "arrays there. Write `jax.lax.cond` or `jnp.where` for a branch on "
-                "them."
-            )
+            note_on_tracing(error, "`px.BackwardHook.init` traces the call")
             raise
         log_ = jtu.tree_map(zeros, shapes)
         is_log = lambda x: x is None or isinstance(x, Log)
@@ -212,6 +218,14 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
         return out
 
 
+def note_on_tracing(error: BaseException, what: str) -> None:
+    error.add_note(
+        f"{what}, as `jax.jit` does, to find the shapes of the log: the model's Python "
+        "can't look at the values of arrays there. Write `jax.lax.cond` or `jnp.where` "
+        "for a branch on them."
+    )
+
+
 def _described(model: Any) -> str:
     around = ""
     while isinstance(model, AbstractWrapper):
@@ -223,6 +237,6 @@ def _described(model: Any) -> str:
 # No method: Equinox makes a module of each that is looked up, which takes long.
 def _run(
     hooked: BackwardHook, log: Log | None, args: Any, kwargs: Any
-) -> tuple[Any, _Backward]:
-    make = lambda: _Backward(hooked.hook_fn, hooked.log_fn, log)
+) -> tuple[Any, BackwardCollector]:
+    make = lambda: BackwardCollector(hooked.hook_fn, hooked.log_fn, log)
     return run(hooked.plan, hooked.model, make, True, args, kwargs)

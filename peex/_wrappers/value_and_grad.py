@@ -9,12 +9,15 @@ import jax.export
 import jax.tree_util as jtu
 from jaxtyping import ArrayLike
 
+from .. import _compat
 from .._engine.site import freeze, Frozen
 from .._hooks.log_fns import IdentityLog
 from .._log import Log
 from .._sites.walk import with_model
 from .backward import BackwardHook
 from .forward import ForwardHook
+from .run import run as run_hooked
+from .traced_once import PlaceholderCollector, value_and_grad as traced_once
 from .types import FilterSpec, Hook, LogFn, Where
 
 
@@ -50,6 +53,7 @@ class _Step(NamedTuple):
     ) -> tuple[tuple[Any, Logs], Any]:
         loss, backward, forward, hook_fn, where, pre_hook, has_aux, trainable = self
         trained, frozen = _split(model, trainable)
+        trained, others = eqx.partition(trained, eqx.is_inexact_array)
         inner: Any = model
         method: Any = loss
         if forward is not None:
@@ -65,39 +69,32 @@ class _Step(NamedTuple):
         hooked = BackwardHook(
             inner, hook_fn, backward, where=where, pre_hook=pre_hook, method=method
         )
-        if backward is not None:
-            # Not as a method, of which Equinox makes a module with a `self`.
-            hooked = BackwardHook.init(hooked, *args, **kwargs)
+        outside = _compat.current_trace()
 
-        def put(hooked: BackwardHook, model: Any) -> BackwardHook:
+        def call(trained: Any) -> tuple[Any, Any, PlaceholderCollector]:
+            whole = eqx.combine(trained, others, frozen)
             if forward is not None:
-                model = with_model(hooked.model, model)
-            return with_model(hooked, model)
-
-        def taken(hooked: BackwardHook) -> Any:
-            return hooked.model if forward is None else hooked.model.model
-
-        def call(
-            hooked: BackwardHook, frozen: Any, args: Any, kwargs: Any
-        ) -> tuple[Any, Any]:
-            hooked = put(hooked, eqx.combine(taken(hooked), frozen))
-            out = hooked(*args, **kwargs)
+                whole = with_model(inner, whole)
+            make = lambda: PlaceholderCollector(hook_fn, backward, outside)
+            out, collector = run_hooked(hooked.plan, whole, make, True, args, kwargs)
             out, log = out if forward is not None else (out, Log())
             if not has_aux:
-                return out, (out, log)
+                return out, (out, log), collector
             if not isinstance(out, tuple | list) or len(out) != 2:
                 raise TypeError(
                     "`px.value_and_grad(loss, has_aux=True)` expects a loss that "
                     f"returns a pair `(value, aux)`; got a {type(out).__name__}. "
                     "Return both, or leave `has_aux` out."
                 )
-            return out[0], (out, log)
+            return out[0], (out, log), collector
 
-        (_, (out, log)), grads = eqx.filter_value_and_grad(call, has_aux=True)(
-            put(hooked, trained), frozen, args, kwargs
-        )
-        backward_log = Log() if backward is None else grads.log
-        return (out, Logs(backward_log, log)), taken(grads)
+        if hooked.plan.logs:
+            (out, log), grads, backward_log = traced_once(call, trained)
+        else:
+            direct = eqx.filter_value_and_grad(lambda x: call(x)[:2], has_aux=True)
+            (_, (out, log)), grads = direct(trained)
+            backward_log = Log()
+        return (out, Logs(backward_log, log)), grads
 
 
 def _split(model: Any, trainable: Any) -> tuple[Any, Any]:

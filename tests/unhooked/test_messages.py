@@ -1,5 +1,7 @@
 """Errors that say what to write instead, where it should be clear."""
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -32,14 +34,15 @@ class Branching(eqx.Module):
 
 def test_init_says_that_it_traces():
     model = Branching(linear(3, 3, 0))
-    for call in (
-        lambda: px.BackwardHook(model).init(X),
-        lambda: px.value_and_grad(lambda m, x: jnp.sum(m(x)))(model, X),
+    loss = lambda m, x: jnp.sum(m(x))
+    for call, what in (
+        (px.BackwardHook(model).init, "`px.BackwardHook.init` traces the call"),
+        (ft.partial(px.value_and_grad(loss), model), "`px.value_and_grad` traces the"),
     ):
         with pytest.raises(jax.errors.ConcretizationTypeError) as error:
-            call()
+            call(X)
         note = " ".join(error.value.__notes__)
-        assert "`px.BackwardHook.init` traces the call" in note
+        assert what in note
         assert "jax.lax.cond" in note
 
 
