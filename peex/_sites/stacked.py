@@ -123,7 +123,7 @@ def is_refusal(error: Exception) -> bool:
 
 def _kinds(error: Exception) -> tuple[str, str] | None:
     """The two classes that an error of JAX's is about, if they differ by sites."""
-    found = _KINDS.search(str(error))
+    found = re.search(_KINDS, str(error))
     if found is None:
         return None
     kinds = found[1], found[2]
