@@ -207,7 +207,7 @@ def test_what_is_frozen_is_not_differentiated():
 
 def test_training_leaves_what_is_frozen():
     spec = SPECS["a layer, a prefix"]
-    optim = optax.adam(0.1)
+    optim = optax.sgd(0.1, momentum=0.9)
 
     def train(step):
         model = MODEL

@@ -16,7 +16,7 @@ def loss(model: eqx.nn.MLP, xs: Array, ys: Float[Array, " n"]) -> Float[Array, "
 
 
 model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
-optim = optax.adam(1e-3)
+optim = optax.sgd(1e-2, momentum=0.9)
 state = optim.init(eqx.filter(model, eqx.is_inexact_array))
 step = eqx.filter_jit(px.value_and_grad(loss, backward=px.NormLog()))
 xs, ys = jnp.ones((4, 2)), jnp.zeros(4)
