@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 from jaxtyping import ArrayLike, PyTree
 
 from .._errors import HookShapeError
+from .callables import refuse_class
 from .step_hooks import AbstractStepHook
 
 
@@ -180,6 +181,7 @@ class Chain(AbstractHook):
         [`peex.PatchHook`][], which act at the top of a call too.
         """
         for i, hook in enumerate(hooks):
+            refuse_class(f"Hook {i} of a Chain", hook)
             if isinstance(hook, AbstractStepHook):
                 name = type(hook).__name__
                 raise TypeError(

@@ -24,6 +24,7 @@ from .._engine.messages import Axes
 from .._errors import HookShapeError, LogShapeError, SiteNotFoundError
 from .._log import Log
 from .._sites.patterns import key_matches, nearest
+from .callables import refuse_class
 
 
 class AbstractLocal(eqx.Module):
@@ -117,12 +118,17 @@ class AtStep(AbstractStepHook):
             end. A tuple of such, for loops in loops: one for each step axis of the
             site's log, outermost first, `None` for all steps of that loop.
 
+        A wrapper that is an argument of a jitted function has its steps traced there (a
+        lone Python integer isn't), so their values aren't known: one that the loop
+        doesn't have chooses nothing.
+
         **Raises:**
 
         `TypeError` for a hook that can't be called, or steps that aren't integers. When
         it is called, [`peex.HookShapeError`][] where there are fewer loops around the
         site than `steps` speaks of, or (of concrete steps) a loop has no such step.
         """
+        refuse_class("The hook of an AtStep", hook)
         if isinstance(hook, AbstractStepHook) or not callable(hook):
             name = type(hook).__name__
             raise TypeError(
@@ -164,7 +170,9 @@ def _checked_steps(steps: Any) -> Any:
     if steps is None or type(steps) is int:
         return steps
     if isinstance(steps, list | range):
-        steps = jnp.asarray(list(steps) or np.zeros(0, int))
+        # NumPy's stays concrete under jit; an item may be an array of JAX's.
+        of_jax = any(isinstance(step, jax.Array) for step in steps)
+        steps = (jnp if of_jax else np).asarray([*steps], None if steps else int)
     if not jnp.issubdtype(getattr(steps, "dtype", bool), jnp.integer):
         raise TypeError(
             f"AtStep was given steps {steps!r}, which aren't integers. Write the "
