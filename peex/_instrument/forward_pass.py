@@ -51,7 +51,7 @@ def call_with_names(
     names = forward.names
     probes = {s for s in sites if _is_probe(s, forward.jaxpr)}
     sites = [s for s in sites if s not in probes]
-    wanted = {name: name in names.equations for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
+    wanted = {name: names.equation(name) for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
     counts: dict[str, int] = {}
     level = forward.level(wanted, counts)
     for site in sites:
@@ -220,7 +220,7 @@ class Forward:
     def names(self) -> Any:
         return self.reader.names(self.jaxpr, self.paths)
 
-    def level(self, wanted: Mapping[str, bool], counts: dict[str, int]) -> Named:
+    def level(self, wanted: Mapping[str, str | None], counts: dict[str, int]) -> Named:
         return self.reader.level(self.jaxpr, self.paths, wanted, counts)
 
     def seen(self, name: str) -> tuple[list[str], str | None]:

@@ -100,7 +100,8 @@ def _does_it_call(plan: Plan, collector: HookCollector) -> str:
     return (
         f"does `{owner.__name__}.{plan.method}` call its modules? Perhaps it reads "
         "their parameters itself, only asks for shapes (`jax.eval_shape`), runs them "
-        "in a callback (`jax.pure_callback`), or took a branch in Python without any. "
+        "in a callback (`jax.pure_callback`) or in a function that it returns, or took "
+        "a branch in Python without any. "
         "`where='.'` is the model as a whole."
     )
 
@@ -151,6 +152,8 @@ def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoR
     names = dict.fromkeys(name for names, _ in missed for name in names)
     hidden = [around for _, around in missed if around is not None]
     why = "nothing in the forward pass that ran has this name."
+    if name.partition("#")[0] in names:
+        why = "there are fewer of this name in the forward pass that ran."
     if hidden:
         why = (
             f"it occurs inside of {hidden[0]} only, whose rule stands in the place of "
@@ -158,7 +161,7 @@ def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoR
         )
     raise SiteNotFiredError(
         f"`where={asked!r}` was asked for, but {why} Names there, nearest first: "
-        f"{nearest(name, names, 10)}. A name is that of an operation, of a function "
+        f"{nearest(name, names, 100)}. A name is that of an operation, of a function "
         "that is called, of a `px.probe` or a `jax.ad_checkpoint.checkpoint_name`, "
         "with '#1' behind it for the second of this name. What runs in a module "
         "inside belongs to that, as in 'attn.query_proj/add'."

@@ -108,7 +108,9 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
         that it has there: the attention probabilities of an `eqx.nn.MultiheadAttention`
         are `"attn/softmax"`, with axes for heads, queries and keys. NAME is
 
-        - an operation, by the name of its primitive (`"div"`, `"dot_general"`);
+        - an operation, by the name of its primitive (`"div"`, `"dot_general"`), or,
+            where nothing else has it, by the one it has in `jax.numpy` or `jax.nn`
+            (`"divide"`, `"matmul"`, `"sigmoid"`);
         - a function of `jax.jit`, `jax.custom_jvp` or `jax.custom_vjp`, by its name;
         - a mark, `jax.ad_checkpoint.checkpoint_name(x, NAME)`;
         - a `px.probe(x, NAME)`;

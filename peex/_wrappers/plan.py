@@ -10,7 +10,8 @@ from .._hooks.callables import refuse_class
 from .._hooks.step_hooks import AbstractStepHook
 from .._instrument.classes import Memo
 from .._sites.patterns import assign
-from .._sites.select import Chosen, places, probe_patterns, select
+from .._sites.places import places
+from .._sites.select import Chosen, probe_patterns, select
 from .._sites.walk import AbstractWrapper
 from .types import Method
 
