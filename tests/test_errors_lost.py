@@ -283,6 +283,12 @@ def test_backward_around_a_while_loop(how):
     np.testing.assert_allclose(hooked(X), plain(X), rtol=1e-6)
 
 
+def test_a_loop_of_the_models_own_is_no_solve():
+    match = r"which has no reverse-mode derivative\.\nLeave the site out"
+    with pytest.raises(px.SiteLostError, match=match):
+        px.BackwardHook(model(while_loop)).init(X)
+
+
 # What runs after the call, or not at all
 
 
