@@ -48,7 +48,8 @@ class AbstractHook(eqx.Module):
 
         - `value`: a pytree of arrays: the output of a module, its arguments (for a pre
             hook), or the cotangents of these (for a backward hook). What isn't an array
-            in it is `None`.
+            in it is `None`. Of a stateful layer, which returns `(output, state)`, it is
+            the output alone.
 
         **Returns:**
 
