@@ -42,7 +42,7 @@ def apply(
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
         try:
-            value = hook(value, data) if site.takes_data else hook(value)
+            value = hook(value, data, site.key) if site.takes_data else hook(value)
         except HookShapeError as error:
             if site.key in str(error):
                 raise
@@ -72,7 +72,8 @@ def apply(
 
 
 def _name(fn: Any) -> str:
-    fn = getattr(fn, "hook", fn)  # what acts at some steps only
+    while hasattr(fn, "hook"):  # what is told more, or acts at some steps only
+        fn = fn.hook
     return getattr(fn, "__name__", type(fn).__name__)
 
 

@@ -37,8 +37,12 @@ class AbstractLocal(eqx.Module):
         """What it wants for one step of one example, from the arrays of the value."""
 
     @abc.abstractmethod
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
-        """The hook, with the data for this step and example."""
+    def __call__(
+        self, value: PyTree[Array], data: Sequence[Array], key: str
+    ) -> PyTree[Array]:
+        """The hook, with the data for this step and example, and the key of the site
+        (that of all its calls).
+        """
 
 
 class OnlyIf(AbstractLocal):
@@ -54,15 +58,15 @@ class OnlyIf(AbstractLocal):
             return [flag, *self.hook.data_shapes(arrays)]
         return [flag]
 
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+    def __call__(
+        self, value: PyTree[Array], data: Sequence[Array], key: str
+    ) -> PyTree[Array]:
         chosen, *others = data
         local = isinstance(self.hook, AbstractLocal)
-        new = self.hook(value, others) if local else self.hook(value)
+        new = self.hook(value, others, key) if local else self.hook(value)
         if difference(*jtu.tree_flatten(value), new) is not None:
             return new  # refused as that of any hook is
-        pick = lambda new, old: lax.select(
-            jnp.broadcast_to(chosen, jnp.shape(old)), new, old
-        )
+        pick = lambda new, old: lax.select(chosen, new, old)
         return jtu.tree_map(pick, new, value)
 
 
@@ -76,10 +80,11 @@ class AbstractStepHook(eqx.Module):
 
     @abc.abstractmethod
     def data(
-        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         """The data of one call of one site: arrays of `shapes`, which are those that
-        `local` wants with `axes` in front.
+        `local` wants with `axes` in front. `key` is that of the call, as in a log, and
+        `call` its number.
         """
 
 
@@ -110,9 +115,9 @@ class AtStep(AbstractStepHook):
     def __init__(self, hook: Any, steps: Any):
         """**Arguments:**
 
-        - `hook`: any callable that `hook_fn` may be. It runs at the other steps too,
-            where what it returns is dropped (as by `jnp.where`): in a gradient it must
-            have a finite derivative there.
+        - `hook`: anything that `hook_fn` may be, but a dict. It runs at the other steps
+            too, where what it returns is dropped (as by `jnp.where`): in a gradient it
+            must have a finite derivative there.
         - `steps`: an integer, or a sequence or array of integers (shape `(n,)`, may be
             traced): steps of the outermost loop around the site, negative ones from the
             end. A tuple of such, for loops in loops: one for each step axis of the
@@ -129,12 +134,12 @@ class AtStep(AbstractStepHook):
         site than `steps` speaks of, or (of concrete steps) a loop has no such step.
         """
         refuse_class("The hook of an AtStep", hook)
-        if isinstance(hook, AbstractStepHook) or not callable(hook):
+        if not (callable(hook) or isinstance(hook, AbstractStepHook)):
             name = type(hook).__name__
             raise TypeError(
                 f"AtStep was given a hook of type {name}, which can't be called with a "
                 "value. Give it one hook, as in `px.AtStep(px.ZeroHook(), [1, 3])`: in "
-                "a dict of hooks, each has its own AtStep; a PatchHook has a `mask`."
+                "a dict of hooks, each has its own AtStep."
             )
         self.hook = hook
         self.steps = (
@@ -145,11 +150,12 @@ class AtStep(AbstractStepHook):
 
     @property
     def local(self) -> AbstractLocal:
-        return OnlyIf(self.hook)
+        hook = self.hook
+        return OnlyIf(hook.local if isinstance(hook, AbstractStepHook) else hook)
 
     def data(
-        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
-    ) -> list[Bool[Array, "..."]]:
+        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    ) -> list[Array]:
         steps = self.steps if isinstance(self.steps, tuple) else (self.steps,)
         if len(steps) > len(axes.steps):
             raise HookShapeError(
@@ -163,7 +169,10 @@ class AtStep(AbstractStepHook):
             chosen = chosen[..., None] & mine.reshape((1,) * i + (size,))
         before, after = len(axes.devices), len(axes.batch)
         chosen = chosen.reshape((1,) * before + chosen.shape + (1,) * after)
-        return [jnp.broadcast_to(chosen, axes.shape)]
+        chosen = jnp.broadcast_to(chosen, axes.shape)
+        if isinstance(self.hook, AbstractStepHook):
+            return [chosen, *self.hook.data(key, call, shapes[1:], axes)]
+        return [chosen]
 
 
 def _checked_steps(steps: Any) -> Any:
@@ -206,7 +215,9 @@ class _Patch(AbstractLocal):
         masks = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(bool)) for x in arrays]
         return [*arrays, *masks] if self.masked else list(arrays)
 
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+    def __call__(
+        self, value: PyTree[Array], data: Sequence[Array], key: str
+    ) -> PyTree[Array]:
         leaves, treedef = jtu.tree_flatten(value)
         patch = list(data[: len(leaves)])
         if self.masked:
@@ -290,7 +301,7 @@ class PatchHook(AbstractStepHook):
         return _Patch(self.mask is not None)
 
     def data(
-        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         if key not in self.source_log:
             raise LogShapeError(
