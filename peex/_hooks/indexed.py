@@ -82,10 +82,10 @@ class AbstractIndexedHook(AbstractStepHook):
         """
 
     @property
-    def local(self) -> AbstractLocal:
+    def local_half(self) -> AbstractLocal:
         return _Local(self)
 
-    def data(
+    def data_of_call(
         self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Int[Array, "..."]]:
         index, start = [jnp.full(axes.shape, call, jnp.int32)], 0

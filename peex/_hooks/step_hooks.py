@@ -75,16 +75,16 @@ class AbstractStepHook(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def local(self) -> AbstractLocal:
+    def local_half(self) -> AbstractLocal:
         """The half at the site."""
 
     @abc.abstractmethod
-    def data(
+    def data_of_call(
         self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         """The data of one call of one site: arrays of `shapes`, which are those that
-        `local` wants with `axes` in front. `key` is that of the call, as in a log, and
-        `call` its number.
+        the half at the site wants, with `axes` in front. `key` is that of the call, as
+        in a log, and `call` its number.
         """
 
 
@@ -149,11 +149,11 @@ class AtStep(AbstractStepHook):
         )
 
     @property
-    def local(self) -> AbstractLocal:
+    def local_half(self) -> AbstractLocal:
         hook = self.hook
-        return OnlyIf(hook.local if isinstance(hook, AbstractStepHook) else hook)
+        return OnlyIf(hook.local_half if isinstance(hook, AbstractStepHook) else hook)
 
-    def data(
+    def data_of_call(
         self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         steps = self.steps if isinstance(self.steps, tuple) else (self.steps,)
@@ -171,7 +171,7 @@ class AtStep(AbstractStepHook):
         chosen = chosen.reshape((1,) * before + chosen.shape + (1,) * after)
         chosen = jnp.broadcast_to(chosen, axes.shape)
         if isinstance(self.hook, AbstractStepHook):
-            return [chosen, *self.hook.data(key, call, shapes[1:], axes)]
+            return [chosen, *self.hook.data_of_call(key, call, shapes[1:], axes)]
         return [chosen]
 
 
@@ -297,10 +297,10 @@ class PatchHook(AbstractStepHook):
         self.mask = tuple(by_pattern.values()) if isinstance(mask, dict) else mask
 
     @property
-    def local(self) -> AbstractLocal:
+    def local_half(self) -> AbstractLocal:
         return _Patch(self.mask is not None)
 
-    def data(
+    def data_of_call(
         self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         if key not in self.source_log:

@@ -1,6 +1,6 @@
 """Operations by the names that people write: those of functions of `jax.numpy` and
-`jax.nn` that are one primitive of another name. An operator has no other one (`x / y`),
-nor has what is written with `jax.lax`.
+`jax.nn` that are one primitive of another name. Where the model calls such a function,
+it is found as one; these are for what is written as an operator, or with `jax.lax`.
 """
 
 from collections.abc import Container

@@ -39,7 +39,7 @@ class HookCollector(Collector):
         for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
             if isinstance(fn, AbstractStepHook):
                 self.step_hooks[name] = fn
-                fn = fn.local
+                fn = fn.local_half
             if type(fn) is not IdentityHook:
                 is_log = type(fn) is IdentityLog
                 self.frozen[name], self._arrays[name] = freeze(name, fn, is_log)
@@ -72,7 +72,8 @@ class HookCollector(Collector):
             data, shapes = [acts], shapes[1:]
         if name in self.step_hooks and site.is_of(call):
             key = site.numbered(call)
-            data += self.step_hooks[name].data(key, call, shapes, info.axes)
+            hook = self.step_hooks[name]
+            data += hook.data_of_call(key, call, shapes, info.axes)
         else:
             data += [zeros(s) for s in shapes]
         # Of an explicit sharding, too.

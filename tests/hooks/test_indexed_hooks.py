@@ -168,6 +168,23 @@ def test_arguments():
         x = jnp.tanh(LIN(x + i))
 
 
+def test_fields_of_its_own():
+    class Table(px.AbstractIndexedHook):
+        data: jax.Array
+        local: float
+
+        def __call__(self, value, *, at):
+            return value + self.local * self.data[at.step]
+
+    rows = jr.normal(jr.key(0), (5, 3))
+    _, log = px.ForwardHook(LIN, Table(rows, 2.0), method=recurrent)(X)
+    x = X
+    for i in range(5):
+        value = LIN(x) + 2 * rows[i]
+        assert_close(log["."][i], value, rtol=2e-6)
+        x = jnp.tanh(value)
+
+
 # What it is told
 
 
