@@ -27,11 +27,8 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
         counts = (collector.calls[name, one] for name in names for one in (call, None))
         return max(counts) > call
 
-    default = [
-        c for c, *fns in plan.chosen if not collector.frozen.keys().isdisjoint(fns)
-    ]
-    if plan.default and default and not received:
-        _none_ran(plan, collector, [c.site_key(plan.root_method) for c in default])
+    if plan.default and not received:
+        _none_ran(plan, collector)
     for name, chosen in plan.asked:
         # Of a pattern for names, the probes that matched it.
         as_probes = {
@@ -77,10 +74,17 @@ def refuse_lazy(out: Any) -> None:
         )
 
 
-def _none_ran(plan: Plan, collector: HookCollector, keys: list[str]) -> NoReturn:
-    none = f"none of the model's {len(keys)} sites ran"
-    if len(keys) == 1:
-        none = f"the model's only site, {keys[0]!r}, didn't run"
+def _none_ran(plan: Plan, collector: HookCollector) -> None:
+    acting = [
+        chosen.site_key(plan.root_method)
+        for chosen, *fns in plan.chosen
+        if not collector.frozen.keys().isdisjoint(fns)
+    ]
+    if not acting:
+        return
+    none = f"none of the model's {len(acting)} sites ran"
+    if len(acting) == 1:
+        none = f"the model's only site, {acting[0]!r}, didn't run"
     raise SiteNotFiredError(
         f"`where=None` chooses all leaf modules, but {none}: "
         + _does_it_call(plan, collector)
