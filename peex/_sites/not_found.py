@@ -4,6 +4,7 @@ is.
 
 import contextlib
 import difflib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,14 +51,22 @@ def not_found(
 
 
 def _of_class(cls: type, all_places: Sequence[Place]) -> str:
-    not_called = [p.name for p in all_places if isinstance(p.node, cls) and p.key]
-    if not_called:
-        return (
-            f"{not_called[0]!r} is one, but has no `__call__`: name the method that is "
-            f"called, as in `where='{not_called[0]}:encode'`."
-        )
+    for place in all_places:
+        if isinstance(place.node, cls) and not place.called:
+            method = next(iter(_methods(place.node)), "method")
+            return (
+                f"{place.name!r} is one, but isn't called itself: name the method that "
+                f"is, as in `where='{place.name}:{method}'`."
+            )
     there = dict.fromkeys(type(p.node).__name__ for p in all_places if p.called)
     return f"The classes of its callable modules are: {', '.join(there) or 'none'}."
+
+
+def _methods(module: Any) -> list[str]:
+    """The public methods that the class of a module defines."""
+    cls = type(module)
+    defined = [name for name in vars(cls) if not name.startswith("_")]
+    return [name for name in defined if inspect.isfunction(getattr(cls, name))]
 
 
 def _array(name: str, model: Any) -> str:
@@ -85,27 +94,18 @@ def _node_at(key: Key, model: Any) -> Any:
 
 def _modules_inside(pattern: Key, name: str, all_places: Sequence[Place]) -> str:
     """If the pattern is of something that only holds modules."""
+    called = [p for p in all_places if p.called]
     for more in ("*", "**"):
-        inside = [
-            p for p in all_places if p.called and matches((*pattern, more), p.key)
-        ]
+        inside = [p for p in called if matches((*pattern, more), p.key)]
         if inside:
+            modules = (p.node for p in all_places if p.key == pattern)
+            methods = [method for module in modules for method in _methods(module)]
+            or_method = f"; or '{name}:{methods[0]}' for a method" if methods else ""
             return (
-                f" What it names isn't called, but holds modules that are: write "
-                f"'{name}.{more}' for these, as {inside[0].name!r}"
-                f"{_method_of(pattern, name, all_places)}."
+                " What it names isn't called, but holds modules that are: write "
+                f"'{name}.{more}' for these, as {inside[0].name!r}{or_method}."
             )
     return ""
-
-
-def _method_of(pattern: Key, name: str, all_places: Sequence[Place]) -> str:
-    """If what holds them is a module, one of its methods."""
-    nodes = [p.node for p in all_places if p.key == pattern]
-    methods = [
-        m for cls in map(type, nodes) for m in vars(cls) if not m.startswith("_")
-    ]
-    methods = [m for m in methods if callable(getattr(type(nodes[0]), m))]
-    return f"; or '{name}:{methods[0]}' for a method" if methods else ""
 
 
 def _value_inside(

@@ -132,8 +132,8 @@ def test_a_class_that_matches_nothing():
 
 def test_a_class_that_is_not_called():
     match = (
-        "`where='Codec'` matches nothing in the model. 'codec' is one, but has no "
-        "`__call__`: name the method that is called, as in `where='codec:encode'`"
+        "`where='Codec'` matches nothing in the model. 'codec' is one, but isn't "
+        "called itself: name the method that is, as in `where='codec:encode'`"
     )
     with raises(match):
         px.ForwardHook(MODEL, where=Codec)
