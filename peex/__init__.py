@@ -6,7 +6,9 @@ computed (activations) and received (cotangents), or changes them on the way.
 - See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`).
 - Change values: `AddHook`, `ScaleHook`, `ZeroHook`, `Chain` of several, `PatchHook`
   with values of another run, `AtStep` for some steps only; your own is an
-  `AbstractHook` or any function. `IdentityHook` changes nothing.
+  `AbstractHook` or any function, or, if it acts differently at each call, step or
+  example, an `AbstractIndexedHook`, which is told a `SiteIndex`. `IdentityHook` changes
+  nothing.
 - Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
   `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
   records the value itself.
@@ -39,6 +41,10 @@ from ._hooks.hooks import (
     ScaleHook as ScaleHook,
     ZeroHook as ZeroHook,
 )
+from ._hooks.indexed import (
+    AbstractIndexedHook as AbstractIndexedHook,
+    SiteIndex as SiteIndex,
+)
 from ._hooks.log_fns import (
     AbstractLog as AbstractLog,
     HistogramLog as HistogramLog,
@@ -63,6 +69,7 @@ from ._wrappers.value_and_grad import Logs as Logs, value_and_grad as value_and_
 
 __all__ = [
     "AbstractHook",
+    "AbstractIndexedHook",
     "AbstractLog",
     "AddHook",
     "AtStep",
@@ -90,6 +97,7 @@ __all__ = [
     "Report",
     "ReportDiff",
     "ScaleHook",
+    "SiteIndex",
     "SiteLostError",
     "SiteNotFiredError",
     "SiteNotFoundError",

@@ -283,19 +283,27 @@ def test_backward_around_a_while_loop(how):
     np.testing.assert_allclose(hooked(X), plain(X), rtol=1e-6)
 
 
+def test_a_loop_of_the_models_own_is_no_solve():
+    match = r"which has no reverse-mode derivative\.\nLeave the site out"
+    with pytest.raises(px.SiteLostError, match=match):
+        px.BackwardHook(model(while_loop)).init(X)
+
+
 # What runs after the call, or not at all
 
 
 def test_function_that_the_model_returns():
     class Returns(eqx.Module):
+        first: eqx.nn.Linear
         lin: eqx.nn.Linear
 
         def __call__(self, x):
+            x = self.first(x)
             return lambda y: self.lin(x + y)
 
-    plain = Returns(linear())
+    plain = Returns(linear(1), linear())
     f, log = px.ForwardHook(plain)(X)
-    assert list(log) == []  # it didn't run in the call
+    assert list(log) == ["first"]  # the other didn't run in the call
     np.testing.assert_allclose(f(X), plain(X)(X), rtol=1e-6)
     hook = px.AddHook(jnp.ones(2))
     f, _ = px.ForwardHook(plain, hook)(X)

@@ -147,7 +147,30 @@ def test_the_cotangents_of_a_solve():
 @pytest.mark.parametrize("adjoint", ["checkpoint", "backsolve"])
 def test_cotangents_are_refused_where_there_are_none(adjoint):
     hooked = px.BackwardHook(LIN, method=lambda m, y: ode(m, y, ADJOINTS[adjoint]))
-    with pytest.raises(px.SiteLostError, match="no reverse-mode derivative"):
+    match = (
+        r"no reverse-mode derivative\. In a solve by diffrax it is known with "
+        r"`adjoint=diffrax.DirectAdjoint\(\)` and an explicit solver"
+    )
+    with pytest.raises(px.SiteLostError, match=match):
+        hooked.init(Y)
+
+
+def test_steps_are_known_where_cotangents_are():
+    hook = px.AtStep(px.ZeroHook(), 2)
+    method = lambda adjoint: lambda m, y: ode(m, y, ADJOINTS[adjoint])
+    match = r"which step it is in\. In a solve by .* `adjoint=diffrax.DirectAdjoint"
+    with pytest.raises(px.SiteLostError, match=match):
+        px.ForwardHook(LIN, hook, method=method("checkpoint"))(Y)
+    _, log = px.ForwardHook(LIN, hook, method=method("direct"))(Y)
+    zero = np.all(np.asarray(log["."])[:N] == 0, axis=-1)
+    np.testing.assert_array_equal(np.flatnonzero(zero), [2])
+
+
+def test_an_implicit_solver_is_said_to_be_the_reason():
+    hooked = px.BackwardHook(
+        LIN, method=lambda m, y: implicit(m, y, ADJOINTS["direct"])
+    )
+    with pytest.raises(px.SiteLostError, match="DirectAdjoint.*an explicit solver"):
         hooked.init(Y)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _compat
 from .._errors import HookShapeError, LogValueError
+from .notes import add_note
 from .site import Site
 
 
@@ -41,22 +42,39 @@ def apply(
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
         try:
-            value = hook(value, data) if site.takes_data else hook(value)
+            value = hook(value, data, site.key) if site.takes_data else hook(value)
         except HookShapeError as error:
             if site.key in str(error):
                 raise
-            name = type(getattr(hook, "hook", hook)).__name__
             message = (
-                f"The hook_fn of the site {site.key!r}, {name}, can't act: {error}"
+                f"The hook_fn of the site {site.key!r}, {_name(hook)}, can't act: "
+                f"{error}"
             )
             raise HookShapeError(message) from None
+        except Exception as error:
+            what = f"the hook_fn of the site {site.key!r} ({_name(hook)})"
+            add_note(error, what, [value], {})
+            raise
         new = _check(site, seen, structure, value)
         pairs = zip(arrays, seen, new, strict=True)
         arrays = [old if y is x else y for old, x, y in pairs]
     if site.log is None:
         return arrays, [], jtu.tree_structure(None)
-    logs, treedef = _log_leaves(site, site.log.thaw(log_arrays)(value))
+    log = site.log.thaw(log_arrays)
+    try:
+        logged = log(value)
+    except Exception as error:
+        what = f"the log_fn of the site {site.key!r} ({_name(log)})"
+        add_note(error, what, [value], {})
+        raise
+    logs, treedef = _log_leaves(site, logged)
     return arrays, logs, treedef
+
+
+def _name(fn: Any) -> str:
+    while hasattr(fn, "hook"):  # what is told more, or acts at some steps only
+        fn = fn.hook
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:

@@ -94,7 +94,7 @@ def _ask_abstract(*avals: Any, info: Ask) -> list[Any]:
     return [_compat.varying_array(s.shape, s.dtype, axes, avals) for s in info.shapes]
 
 
-def to_axis(x: Any, dim: int | None, where: int, size: int) -> Any:
+def to_axis(x: Any, dim: int | None, where: int, size: Any) -> Any:
     """`x` with its batch axis at `where`; repeated along a new one if it has none."""
     if dim is not None:
         return x if dim == where else jnp.moveaxis(x, dim, where)

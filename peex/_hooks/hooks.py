@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 from jaxtyping import ArrayLike, PyTree
 
 from .._errors import HookShapeError
+from .callables import refuse_class
 from .step_hooks import AbstractStepHook
 
 
@@ -47,7 +48,8 @@ class AbstractHook(eqx.Module):
 
         - `value`: a pytree of arrays: the output of a module, its arguments (for a pre
             hook), or the cotangents of these (for a backward hook). What isn't an array
-            in it is `None`.
+            in it is `None`. Of a stateful layer, which returns `(output, state)`, it is
+            the output alone.
 
         **Returns:**
 
@@ -180,6 +182,7 @@ class Chain(AbstractHook):
         [`peex.PatchHook`][], which act at the top of a call too.
         """
         for i, hook in enumerate(hooks):
+            refuse_class(f"Hook {i} of a Chain", hook)
             if isinstance(hook, AbstractStepHook):
                 name = type(hook).__name__
                 raise TypeError(

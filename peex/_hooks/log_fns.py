@@ -7,7 +7,7 @@ it is in, and the whole value needn't be kept. To add a log, add a class here.
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -15,7 +15,15 @@ import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+
+if TYPE_CHECKING:
+    Edges = Sequence[float | int] | Float[ArrayLike, " n"]
+else:
+    Edges = Any  # checked by peex itself, whose error says what to write instead
 
 
 class AbstractLog(eqx.Module):
@@ -167,23 +175,40 @@ class HistogramLog(AbstractLog):
         ```
     """
 
-    edges: Float[ArrayLike, " n"]
+    edges: tuple[float, ...] | Float[Array, " n"]
 
-    def __init__(self, edges: Sequence[float | int] | Float[ArrayLike, " n"]):
+    def __init__(self, edges: Edges):
         """**Arguments:**
 
-        - `edges`: increasing numbers, shape `(n,)`, in the units of the value.
+        - `edges`: increasing numbers, shape `(n,)`, in the units of the value. Numbers
+            (and an array of NumPy's) are static; an array of JAX's can be traced, and
+            changed without compiling anew. Neither is trained: the gradient of these is
+            `None` or zero.
 
         **Raises:**
 
-        `ValueError` if there are none.
+        `ValueError` for anything else, as for edges that don't increase (of a traced
+        array, whose values aren't known, only its shape is checked).
         """
-        is_array = isinstance(edges, jax.Array | np.ndarray)
-        self.edges = edges if is_array else jnp.asarray(edges, float)
-        if jnp.size(self.edges) < 1:
+        leaves = jtu.tree_leaves(edges)
+        if any(isinstance(x, jax.Array) for x in leaves):
+            self.edges = jnp.asarray(edges)
+            known = not any(isinstance(x, Tracer) for x in leaves)
+            numbers = np.asarray(edges) if known else np.arange(self.edges.size)
+            numbers = numbers.reshape(self.edges.shape)
+        else:
+            try:
+                numbers = np.asarray(edges, float)
+            except (TypeError, ValueError):
+                numbers = np.zeros(())
+            self.edges = tuple(np.ravel(numbers).tolist())
+        are_axis = numbers.ndim == 1 and numbers.size > 0 and np.isrealobj(numbers)
+        if not are_axis or not np.all(numbers[:-1] < numbers[1:]):
             raise ValueError(
                 "The `edges` of a HistogramLog are an increasing sequence of at least "
-                "one number, as in `px.HistogramLog([-1, 0, 1])`; got none."
+                f"one number, as in `px.HistogramLog([-1, 0, 1])`; got {edges!r}. "
+                "Twenty bins of one width are `px.HistogramLog(jnp.linspace(low, high, "
+                "21))`."
             )
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[Int[Array, " counts"]]:
@@ -192,7 +217,7 @@ class HistogramLog(AbstractLog):
             # One comparison for each edge: compiled, these are fused into the sums, and
             # nothing of the size of the value is made.
             with jax.numpy_dtype_promotion("standard"):
-                below = [x < e for e in jnp.asarray(self.edges)]
+                below = [x < e for e in lax.stop_gradient(self.edges)]
             least = [jnp.sum(b, dtype=jnp.int32) for b in below]
             bounds = jnp.stack([jnp.int32(0), *least, jnp.int32(x.size)])
             return jnp.diff(bounds)

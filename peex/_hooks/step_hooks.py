@@ -24,6 +24,7 @@ from .._engine.messages import Axes
 from .._errors import HookShapeError, LogShapeError, SiteNotFoundError
 from .._log import Log
 from .._sites.patterns import key_matches, nearest
+from .callables import refuse_class
 
 
 class AbstractLocal(eqx.Module):
@@ -36,8 +37,12 @@ class AbstractLocal(eqx.Module):
         """What it wants for one step of one example, from the arrays of the value."""
 
     @abc.abstractmethod
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
-        """The hook, with the data for this step and example."""
+    def __call__(
+        self, value: PyTree[Array], data: Sequence[Array], key: str
+    ) -> PyTree[Array]:
+        """The hook, with the data for this step and example, and the key of the site
+        (that of all its calls).
+        """
 
 
 class OnlyIf(AbstractLocal):
@@ -53,15 +58,15 @@ class OnlyIf(AbstractLocal):
             return [flag, *self.hook.data_shapes(arrays)]
         return [flag]
 
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+    def __call__(
+        self, value: PyTree[Array], data: Sequence[Array], key: str
+    ) -> PyTree[Array]:
         chosen, *others = data
         local = isinstance(self.hook, AbstractLocal)
-        new = self.hook(value, others) if local else self.hook(value)
+        new = self.hook(value, others, key) if local else self.hook(value)
         if difference(*jtu.tree_flatten(value), new) is not None:
             return new  # refused as that of any hook is
-        pick = lambda new, old: lax.select(
-            jnp.broadcast_to(chosen, jnp.shape(old)), new, old
-        )
+        pick = lambda new, old: lax.select(chosen, new, old)
         return jtu.tree_map(pick, new, value)
 
 
@@ -70,15 +75,16 @@ class AbstractStepHook(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def local(self) -> AbstractLocal:
+    def local_half(self) -> AbstractLocal:
         """The half at the site."""
 
     @abc.abstractmethod
-    def data(
-        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    def data_of_call(
+        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         """The data of one call of one site: arrays of `shapes`, which are those that
-        `local` wants with `axes` in front.
+        the half at the site wants, with `axes` in front. `key` is that of the call, as
+        in a log, and `call` its number.
         """
 
 
@@ -109,13 +115,17 @@ class AtStep(AbstractStepHook):
     def __init__(self, hook: Any, steps: Any):
         """**Arguments:**
 
-        - `hook`: any callable that `hook_fn` may be. It runs at the other steps too,
-            where what it returns is dropped (as by `jnp.where`): in a gradient it must
-            have a finite derivative there.
+        - `hook`: anything that `hook_fn` may be, but a dict. It runs at the other steps
+            too, where what it returns is dropped (as by `jnp.where`): in a gradient it
+            must have a finite derivative there.
         - `steps`: an integer, or a sequence or array of integers (shape `(n,)`, may be
             traced): steps of the outermost loop around the site, negative ones from the
             end. A tuple of such, for loops in loops: one for each step axis of the
             site's log, outermost first, `None` for all steps of that loop.
+
+        A wrapper that is an argument of a jitted function has its steps traced there (a
+        lone Python integer isn't), so their values aren't known: one that the loop
+        doesn't have chooses nothing.
 
         **Raises:**
 
@@ -123,12 +133,13 @@ class AtStep(AbstractStepHook):
         it is called, [`peex.HookShapeError`][] where there are fewer loops around the
         site than `steps` speaks of, or (of concrete steps) a loop has no such step.
         """
-        if isinstance(hook, AbstractStepHook) or not callable(hook):
+        refuse_class("The hook of an AtStep", hook)
+        if not (callable(hook) or isinstance(hook, AbstractStepHook)):
             name = type(hook).__name__
             raise TypeError(
                 f"AtStep was given a hook of type {name}, which can't be called with a "
                 "value. Give it one hook, as in `px.AtStep(px.ZeroHook(), [1, 3])`: in "
-                "a dict of hooks, each has its own AtStep; a PatchHook has a `mask`."
+                "a dict of hooks, each has its own AtStep."
             )
         self.hook = hook
         self.steps = (
@@ -138,12 +149,13 @@ class AtStep(AbstractStepHook):
         )
 
     @property
-    def local(self) -> AbstractLocal:
-        return OnlyIf(self.hook)
+    def local_half(self) -> AbstractLocal:
+        hook = self.hook
+        return OnlyIf(hook.local_half if isinstance(hook, AbstractStepHook) else hook)
 
-    def data(
-        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
-    ) -> list[Bool[Array, "..."]]:
+    def data_of_call(
+        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    ) -> list[Array]:
         steps = self.steps if isinstance(self.steps, tuple) else (self.steps,)
         if len(steps) > len(axes.steps):
             raise HookShapeError(
@@ -157,14 +169,19 @@ class AtStep(AbstractStepHook):
             chosen = chosen[..., None] & mine.reshape((1,) * i + (size,))
         before, after = len(axes.devices), len(axes.batch)
         chosen = chosen.reshape((1,) * before + chosen.shape + (1,) * after)
-        return [jnp.broadcast_to(chosen, axes.shape)]
+        chosen = jnp.broadcast_to(chosen, axes.shape)
+        if isinstance(self.hook, AbstractStepHook):
+            return [chosen, *self.hook.data_of_call(key, call, shapes[1:], axes)]
+        return [chosen]
 
 
 def _checked_steps(steps: Any) -> Any:
     if steps is None or type(steps) is int:
         return steps
     if isinstance(steps, list | range):
-        steps = jnp.asarray(list(steps) or np.zeros(0, int))
+        # NumPy's stays concrete under jit; an item may be an array of JAX's.
+        of_jax = any(isinstance(step, jax.Array) for step in steps)
+        steps = (jnp if of_jax else np).asarray([*steps], None if steps else int)
     if not jnp.issubdtype(getattr(steps, "dtype", bool), jnp.integer):
         raise TypeError(
             f"AtStep was given steps {steps!r}, which aren't integers. Write the "
@@ -198,7 +215,9 @@ class _Patch(AbstractLocal):
         masks = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(bool)) for x in arrays]
         return [*arrays, *masks] if self.masked else list(arrays)
 
-    def __call__(self, value: PyTree[Array], data: Sequence[Array]) -> PyTree[Array]:
+    def __call__(
+        self, value: PyTree[Array], data: Sequence[Array], key: str
+    ) -> PyTree[Array]:
         leaves, treedef = jtu.tree_flatten(value)
         patch = list(data[: len(leaves)])
         if self.masked:
@@ -278,11 +297,11 @@ class PatchHook(AbstractStepHook):
         self.mask = tuple(by_pattern.values()) if isinstance(mask, dict) else mask
 
     @property
-    def local(self) -> AbstractLocal:
+    def local_half(self) -> AbstractLocal:
         return _Patch(self.mask is not None)
 
-    def data(
-        self, key: str, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
+    def data_of_call(
+        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
     ) -> list[Array]:
         if key not in self.source_log:
             raise LogShapeError(

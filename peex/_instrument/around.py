@@ -5,15 +5,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
 
+import equinox as eqx
 import jax
 
 from .. import _compat
 from .._engine.active_calls import active_calls, Call, listener_at
 from .._engine.at_site import at_site
+from .._engine.notes import add_note
 from .._engine.primitives import lost
 from .._engine.site import ModuleKey, Site
 from .._engine.values import is_state
-from .forward_pass import call_with_names
+from .forward_pass import call_with_names, method_and_module
 
 
 @no_type_check  # what it calls may be looked for by its name
@@ -36,11 +38,13 @@ def around(
     outside: list[Site] = []
     contexts: list[contextlib.AbstractContextManager[Any]] = []
     depth = -1
+    key: str | None = None
     try:
         for site in sites:
             listener: Any = listener_at(site.depth)
             if not _is_spoken_to(site, listener, calls):
                 continue
+            key = site.module
             if site.depth != depth:
                 depth = site.depth
                 if listener.probes is not None and listener.probes.listens:
@@ -59,10 +63,15 @@ def around(
                 args, kwargs = at_site(site, (args, kwargs))
             elif site.pre:
                 args = at_site(site, args)
-        if inside:
-            out = call_with_names(inside, fn, args, kwargs)
-        else:
-            out = fn(*args, **kwargs)
+        try:
+            if inside:
+                out = call_with_names(inside, fn, args, kwargs)
+            else:
+                out = fn(*args, **kwargs)
+        except Exception as error:
+            if key is not None:
+                add_note(error, _described(key, fn), args, kwargs)
+            raise
         for site in reversed(outside):
             if site.pre:
                 continue
@@ -76,6 +85,14 @@ def around(
     finally:
         for context in reversed(contexts):
             context.__exit__(None, None, None)
+
+
+def _described(key: str, fn: Callable) -> str:
+    """A layer by its key and its class; a function by its name."""
+    _, module = method_and_module(fn)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    name = type(module).__name__ if isinstance(module, eqx.Module) else name
+    return f"the model ({name})" if key == "." else f"the layer {key!r} ({name})"
 
 
 def _is_spoken_to(

@@ -42,7 +42,7 @@ def call_with_names(
     if _runs_eagerly():
         # Where Python looks at values, the call can't be traced; for the names of
         # probes it needn't be.
-        _, module = _method_and_module(fn)
+        _, module = method_and_module(fn)
         sites = [s for s in sites if s.inside and not _has_probe(module, s.inside[0])]
         if not sites:
             return fn(*args, **kwargs)
@@ -51,7 +51,7 @@ def call_with_names(
     names = forward.names
     probes = {s for s in sites if _is_probe(s, forward.jaxpr)}
     sites = [s for s in sites if s not in probes]
-    wanted = {name: name in names.equations for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
+    wanted = {name: names.equation(name) for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
     counts: dict[str, int] = {}
     level = forward.level(wanted, counts)
     for site in sites:
@@ -125,7 +125,7 @@ def trace(
 
     **Raises:** `SiteLostError` where the values of arrays decide what Python does.
     """
-    method, module = _method_and_module(fn)
+    method, module = method_and_module(fn)
     if module is not None:
         # Closed over, its arrays would be kept by JAX's caches.
         fn, args = method, (module, *args)
@@ -179,7 +179,7 @@ def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> CallPat
     return tuple(reversed(frames[:inside]))
 
 
-def _method_and_module(fn: Any) -> tuple[Any, Any]:
+def method_and_module(fn: Any) -> tuple[Any, Any]:
     if isinstance(fn, ft.partial) and fn.args:  # as an instrumented module calls it
         return fn.func, fn.args[0]
     return getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
@@ -220,7 +220,7 @@ class Forward:
     def names(self) -> Any:
         return self.reader.names(self.jaxpr, self.paths)
 
-    def level(self, wanted: Mapping[str, bool], counts: dict[str, int]) -> Named:
+    def level(self, wanted: Mapping[str, str | None], counts: dict[str, int]) -> Named:
         return self.reader.level(self.jaxpr, self.paths, wanted, counts)
 
     def seen(self, name: str) -> tuple[list[str], str | None]:

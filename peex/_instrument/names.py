@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import _compat
 from .._engine.rule import rule_of
+from .aliases import primitive_of
 from .returned import returned_p
 
 
@@ -67,6 +68,20 @@ class Names:
     equations: Mapping[str, None]
     functions: Mapping[str, None]
     hidden: Mapping[str, str]
+
+    def equation(self, name: str) -> str | None:
+        """The name of the equations that are meant by a name; `None` if a Python
+        function is.
+        """
+        if name in self.equations:
+            return name
+        return None if name in self.functions else primitive_of(name, self.equations)
+
+    def has(self, name: str, equation: str | None) -> bool:
+        """Whether a name is here, with what `equation` says of it."""
+        return (
+            name in self.functions if equation is None else equation in self.equations
+        )
 
 
 class Reader:
@@ -160,17 +175,21 @@ class Reader:
         self,
         jaxpr: Any,
         paths: Sequence[CallPath] | None,
-        wanted: Mapping[str, bool],
+        wanted: Mapping[str, str | None],
         counts: dict[str, int],
     ) -> Named:
-        """Where the `wanted` names are: those of equations (`True`) or of Python
-        functions. `counts` is how often each was met before; it goes on counting.
+        """Where the `wanted` names are, each with that of the equations that it means,
+        or `None` for a Python function. `counts` is how often each was met before; it
+        goes on counting.
         """
         paths = self._paths(jaxpr) if paths is None else paths
         ranges: list[tuple[str, int, int, int]] = []
-        for name, of_equations in wanted.items():
-            find = self._equations if of_equations else self._calls
-            ranges += [(name, *found) for found in find(jaxpr, paths, name)]
+        for name, equation in wanted.items():
+            if equation is None:
+                places = self._calls(jaxpr, paths, name)
+            else:
+                places = self._equations(jaxpr, paths, equation)
+            ranges += [(name, *place) for place in places]
         found: dict[int, list[Found]] = {}
         bodies: dict[int, list[Named]] = {}
         for i, (eqn, path) in enumerate(zip(jaxpr.eqns, paths, strict=True)):
@@ -192,7 +211,7 @@ class Reader:
         return Named(jaxpr, found, bodies)
 
     def _bodies(
-        self, eqn: Any, wanted: Mapping[str, bool], counts: dict[str, int]
+        self, eqn: Any, wanted: Mapping[str, str | None], counts: dict[str, int]
     ) -> list[Named]:
         levels = []
         rule = rule_of(eqn.primitive)
@@ -200,11 +219,7 @@ class Reader:
         before, after = dict(counts), dict(counts)
         for body in _compat.sub_jaxprs(eqn.params):
             names = self.names(body)
-            here = {
-                name: of_equations
-                for name, of_equations in wanted.items()
-                if name in (names.equations if of_equations else names.functions)
-            }
+            here = {n: e for n, e in wanted.items() if names.has(n, e)}
             # Of the branches of a `cond` one runs: each counts from the same number.
             mine = dict(before) if exclusive else after
             levels.append(self.level(body, None, here, mine))

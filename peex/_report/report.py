@@ -17,7 +17,8 @@ from .._engine.signature import TapSpec
 from .._engine.values import once
 from .._program.call_tree import Node
 from .._sites.patterns import nearest
-from .._sites.select import Chosen, default_of, Place, places, select, static_modules
+from .._sites.places import Place, places, static_modules
+from .._sites.select import Chosen, default_of, select
 from .._sites.stacked import grouped
 from .._wrappers.plan import check_method, root_method_of
 from .._wrappers.types import Method, Where

@@ -7,7 +7,7 @@ from typing import Any
 
 import equinox as eqx
 
-from .._sites.select import Place, places, static_modules
+from .._sites.places import Place, places, static_modules
 from .._sites.walk import is_function
 from .._text import shown_bytes, shown_count
 from .parameters import (

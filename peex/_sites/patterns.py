@@ -9,11 +9,15 @@ from .._errors import SiteNotFoundError
 from .keys import Key, split, split_call, split_method
 
 
-def nearest(key: str, keys: Iterable[str], n: int = 5) -> str:
-    """The keys most like `key`, for an error message."""
+def nearest(key: str, keys: Iterable[str], n: int = 20) -> str:
+    """The keys, for an error message: those first that are most like `key`. From `n`
+    on they are only counted.
+    """
     keys = list(keys)
-    close = difflib.get_close_matches(key.replace("*", ""), keys, n=n, cutoff=0.3)
-    return ", ".join(repr(k) for k in (close or keys[:n])) or "(there are none)"
+    close = difflib.get_close_matches(key.replace("*", ""), keys, n=5, cutoff=0.3)
+    ordered = list(dict.fromkeys([*close, *keys]))
+    more = f", and {len(ordered) - n} more" if len(ordered) > n else ""
+    return ", ".join(map(repr, ordered[:n])) + more or "(there are none)"
 
 
 def splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:

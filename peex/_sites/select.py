@@ -8,84 +8,18 @@ import dataclasses
 import fnmatch
 import functools as ft
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax.tree_util as jtu
 
 from .._engine.site import suffix_of
 from .._errors import SiteNotFoundError
-from .keys import Key, split, split_call, split_method
-from .patterns import key_matches, matches, nearest, splits
-from .walk import children, is_array_leaf, is_function, is_module, stands_in, unwrap
-
-
-class Place(NamedTuple):
-    """Somewhere in a model where a hook can be put.
-
-    - `called`: whether it is a module that can be called (the model itself: by its
-        entry).
-    - `is_leaf`: whether no such module is inside.
-    """
-
-    key: Key
-    node: Any
-    called: bool
-    is_leaf: bool
-
-    @property
-    def name(self) -> str:
-        return ".".join(self.key) or "."
-
-
-def static_modules(model: Any) -> list[Place]:
-    """The leaf modules in static fields, which JAX (and so a hook) doesn't see into."""
-    found: list[Place] = []
-
-    def visit(key: Key, node: Any) -> None:
-        if isinstance(node, eqx.Module) and not stands_in(node):
-            for field in dataclasses.fields(node):
-                if field.metadata.get("static", False) and hasattr(node, field.name):
-                    value = getattr(node, field.name)
-                    found.extend(
-                        p._replace(key=(*key, field.name, *p.key))
-                        for p in places(value, "__call__")
-                        if p.is_leaf
-                    )
-        parts = children(key, node)
-        for k, child in parts[0] if parts is not None else ():
-            visit(k, child)
-
-    visit((), model)
-    return found
-
-
-def places(model: Any, root_method: str) -> list[Place]:
-    """All modules and functions of a model, parents first."""
-    found: list[Place] = []
-
-    def visit(key: Key, node: Any) -> bool:
-        if is_array_leaf(node):
-            return False
-        here = len(found)
-        parts = children(key, node)
-        callable_inside = False
-        if parts is not None:
-            for k, child in parts[0]:
-                callable_inside |= visit(k, child)
-        callable_ = is_module(node)
-        module = callable_ or (isinstance(node, eqx.Module) and not stands_in(node))
-        entry = module and key == () and root_method != "__call__"
-        if callable_ or entry:
-            found.insert(here, Place(key, node, True, not callable_inside))
-            return True
-        if module or is_function(node):
-            # Not a site by itself; but a method of it may be, or the function.
-            found.insert(here, Place(key, node, False, False))
-        return callable_inside
-
-    visit((), model)
-    return found
+from .keys import split, split_call, split_method
+from .not_found import not_found, refuse_node, returns_nodes
+from .patterns import key_matches, matches, splits
+from .places import Place, places
+from .walk import is_function, unwrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +91,7 @@ def select(
         groups = []
         for part in where:
             if not isinstance(part, str | type):
+                refuse_node(part, all_places)
                 raise TypeError(
                     "`where` is a pattern, a class, a list of these, or a function "
                     f"from the model to its nodes; got a list with {part!r} in it."
@@ -167,6 +102,7 @@ def select(
                 chosen = _by_class(all_places, part, root_method)
                 groups.append((part.__name__, chosen))
     elif callable(where):
+        refuse_node(where, all_places)
         groups = _by_function(all_places, where, model, root_method)
     else:
         raise TypeError(
@@ -180,7 +116,7 @@ def select(
         )
     for name, chosen in groups:
         if not chosen:
-            raise SiteNotFoundError(_not_found(name, all_places, model, classes))
+            raise SiteNotFoundError(not_found(name, all_places, model, classes))
     wanted = {c for _, chosen in groups for c in chosen}
     # What is wanted of all calls isn't wanted of one of them once more.
     wanted = {
@@ -191,26 +127,6 @@ def select(
         wanted, key=lambda c: (order[c.place], c.method, c.suffix, c.call or 0)
     )
     return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
-
-
-def _not_found(
-    name: str, all_places: list[Place], model: Any, classes: Mapping[str, type]
-) -> str:
-    pattern = split(name)
-    for place in static_modules(model):
-        if matches(pattern, place.key) or isinstance(place.node, classes.get(name, ())):
-            return (
-                f"`where={name!r}` matches the module {place.name!r}, but this is in a "
-                "static field, which JAX and so a hook doesn't see into. Declare the "
-                "field without `eqx.field(static=True)`."
-            )
-    keys = [p.name for p in all_places if p.called or is_function(p.node)]
-    return (
-        f"`where={name!r}` matches nothing in the model. Nearest keys: "
-        f"{nearest(name, keys)}. A pattern is a dotted path in which `*` stands for "
-        "one component and `**` for any number, as in 'layers.*.attn'; `where='**'` "
-        "is every callable module, and 'attn/softmax' a value inside of one."
-    )
 
 
 def default_of(place: Place, root_method: str) -> Chosen:
@@ -235,7 +151,8 @@ def _by_function(
     model = unwrap(model)
     copy = jtu.tree_map(lambda x: ft.partial(x) if is_function(x) else x, model)
     copies = places(copy, root_method)
-    nodes = where(copy)
+    with returns_nodes():
+        nodes = where(copy)
     if not isinstance(nodes, list | tuple):
         nodes = [nodes]
     groups = []

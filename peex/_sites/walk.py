@@ -3,8 +3,9 @@
 Choosing sites and putting them in both walk like this, so they agree on every name.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -77,6 +78,18 @@ class AbstractWrapper(eqx.Module):
 
     model: eqx.AbstractVar[Any]
     plan: eqx.AbstractVar[Any]
+
+    if not TYPE_CHECKING:  # for which it would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what there isn't."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            path, model = "hooked", self
+            while isinstance(model, AbstractWrapper):
+                path, model = f"{path}.model", vars(model).get("model")
+            if inspect.getattr_static(model, name, ...) is not ...:
+                message += f", but its model has: write `{path}.{name}`"
+            raise AttributeError(message, name=name, obj=self)
 
 
 def with_model(wrapper: AbstractWrapper, model: Any) -> Any:

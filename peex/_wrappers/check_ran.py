@@ -12,7 +12,8 @@ from .plan import Plan, Wanted
 
 
 def check_ran(plan: Plan, collector: HookCollector) -> None:
-    """Raises if something that was asked for by name didn't run.
+    """Raises if something that was asked for by name didn't run; or, of what is chosen
+    by default, nothing at all.
 
     **Raises:** `SiteNotFiredError`.
     """
@@ -26,6 +27,8 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
         counts = (collector.calls[name, one] for name in names for one in (call, None))
         return max(counts) > call
 
+    if plan.default and not received:
+        _none_ran(plan, collector)
     for name, chosen in plan.asked:
         # Of a pattern for names, the probes that matched it.
         as_probes = {
@@ -36,13 +39,12 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
             missed = [collector.missed[key] for key in keys if key in collector.missed]
             if missed:
                 _no_such_name(name, missed)
-            _not_run(
-                f"`where={name!r}` was asked for, but nothing of it", chosen, received
-            )
+            subject = f"`where={name!r}` was asked for"
+            _not_run(plan, collector, subject, "nothing of it", chosen)
     for what, pattern, chosen in plan.acting:
         if not any(ran(*wanted) for wanted in chosen):
-            subject = f"The pattern {pattern!r} of `{what}` chooses sites, but none"
-            _not_run(subject, chosen, received)
+            subject = f"The pattern {pattern!r} of `{what}` chooses sites"
+            _not_run(plan, collector, subject, "none", chosen)
     for what, pattern in plan.probed:
         if not any(key_matches(pattern, k, site.suffix) for k, site in probes.items()):
             raise SiteNotFiredError(
@@ -72,18 +74,80 @@ def refuse_lazy(out: Any) -> None:
         )
 
 
+def _none_ran(plan: Plan, collector: HookCollector) -> None:
+    acting = [
+        chosen.site_key(plan.root_method)
+        for chosen, *fns in plan.chosen
+        if not collector.frozen.keys().isdisjoint(fns)
+    ]
+    if not acting:
+        return
+    none = f"none of the model's {len(acting)} sites ran"
+    if len(acting) == 1:
+        none = f"the model's only site, {acting[0]!r}, didn't run"
+    raise SiteNotFiredError(
+        f"`where=None` chooses all leaf modules, but {none}: "
+        + _does_it_call(plan, collector)
+    )
+
+
+def _does_it_call(plan: Plan, collector: HookCollector) -> str:
+    """Asks what may be wrong with the method, where nothing ran in it."""
+    owner = collector.probes.owner
+    if owner is None:
+        name = getattr(plan.method, "__name__", type(plan.method).__name__)
+        return (
+            f"does the function `{name}` call its own argument? The model with the "
+            "sites is what it is given first: `lambda model, x: model(x)` calls it, "
+            "`lambda _, x: model(x)` calls another, without sites."
+        )
+    return (
+        f"does `{owner.__name__}.{plan.method}` call its modules? Perhaps it reads "
+        "their parameters itself, only asks for shapes (`jax.eval_shape`), runs them "
+        "in a callback (`jax.pure_callback`) or in a function that it returns, or took "
+        "a branch in Python without any. "
+        "`where='.'` is the model as a whole."
+    )
+
+
 def _not_run(
-    subject: str, chosen: Collection[Wanted], received: Collection[str]
+    plan: Plan,
+    collector: HookCollector,
+    subject: str,
+    nothing: str,
+    chosen: Collection[Wanted],
 ) -> NoReturn:
+    received = collector.received
     keys = sorted(key if call is None else f"{key}#{call}" for key, call in chosen)
     shown = ", ".join(repr(k) for k in keys[:5])
+    calls = collector.calls
+    fewer = [
+        (key, max(calls[key, call], calls[key, None]))
+        for key, call in chosen
+        if call is not None and key in received
+    ]
+    if fewer:
+        ran = ", ".join(f"{key!r} ran {_times(n)}" for key, n in sorted(fewer)[:5])
+        raise SiteNotFiredError(
+            f"{subject}, but there were fewer calls than that: {ran}. '#1' is the "
+            "second call; what runs in a loop is one call, with a step axis."
+        )
+    why = (
+        ". Perhaps the parameters are read without a call (or only the shape is asked "
+        "for, by `jax.eval_shape`), or another method runs it, or a branch in Python "
+        "wasn't taken."
+    )
+    if not received and collector.probes.owner is None:
+        why = f": {_does_it_call(plan, collector)}"
     raise SiteNotFiredError(
-        f"{subject} ran in this call: {shown} {'was' if len(keys) == 1 else 'were'} "
-        "never called. Perhaps the parameters are read without a call (or only the "
-        "shape is asked for, by `jax.eval_shape`), or another method runs it, or a "
-        "branch in Python wasn't taken. Sites that ran: "
+        f"{subject}, but {nothing} ran in this call: {shown} "
+        f"{'was' if len(keys) == 1 else 'were'} never called{why} Sites that ran: "
         f"{', '.join(repr(k) for k in sorted(received)[:5]) or 'none'}."
     )
+
+
+def _times(n: int) -> str:
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
 def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoReturn:
@@ -92,6 +156,8 @@ def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoR
     names = dict.fromkeys(name for names, _ in missed for name in names)
     hidden = [around for _, around in missed if around is not None]
     why = "nothing in the forward pass that ran has this name."
+    if name.partition("#")[0] in names:
+        why = "there are fewer of this name in the forward pass that ran."
     if hidden:
         why = (
             f"it occurs inside of {hidden[0]} only, whose rule stands in the place of "
@@ -99,7 +165,7 @@ def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoR
         )
     raise SiteNotFiredError(
         f"`where={asked!r}` was asked for, but {why} Names there, nearest first: "
-        f"{nearest(name, names, 10)}. A name is that of an operation, of a function "
+        f"{nearest(name, names, 100)}. A name is that of an operation, of a function "
         "that is called, of a `px.probe` or a `jax.ad_checkpoint.checkpoint_name`, "
         "with '#1' behind it for the second of this name. What runs in a module "
         "inside belongs to that, as in 'attn.query_proj/add'."

@@ -22,9 +22,10 @@ from .types import Hook, LogFn, Method, Model, Where
 class ForwardHook(AbstractWrapper, Generic[Model]):
     """Wraps a model so that it hands back what its parts computed, or changes it.
 
-    The model isn't edited and isn't changed. The wrapper is a pytree, and can be used
-    under every JAX transformation, as the model can; it inserts no custom derivative,
-    so forward mode and higher derivatives go on working.
+    The model, which is the wrapper's `model`, isn't edited and isn't changed. The
+    wrapper is a pytree, and can be used under every JAX transformation, as the model
+    can; it inserts no custom derivative, so forward mode and higher derivatives go on
+    working.
 
     !!! Example
 
@@ -84,7 +85,8 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
             an activation, are sites where they are named. `"attn/softmax"` is a value
             inside of a module's forward pass: see below.
         - `pre_hook`: whether the value is the tuple of a module's positional arguments
-            instead of its output.
+            instead of its output. (The output of a stateful layer, which returns a pair
+            with an `eqx.nn.State`, is what comes before that.)
         - `with_kwargs`: of a pre hook, whether the value is the pair `(args, kwargs)`.
         - `method`: what is run: the name of a method of the model, or a function
             `f(model, *args, **kwargs)`, such as a rollout or a loss.
@@ -108,7 +110,9 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
         that it has there: the attention probabilities of an `eqx.nn.MultiheadAttention`
         are `"attn/softmax"`, with axes for heads, queries and keys. NAME is
 
-        - an operation, by the name of its primitive (`"div"`, `"dot_general"`);
+        - an operation, by the name of its primitive (`"div"`, `"dot_general"`), or,
+            where nothing else has it, by the one it has in `jax.numpy` or `jax.nn`
+            (`"divide"`, `"matmul"`, `"sigmoid"`);
         - a function of `jax.jit`, `jax.custom_jvp` or `jax.custom_vjp`, by its name;
         - a mark, `jax.ad_checkpoint.checkpoint_name(x, NAME)`;
         - a `px.probe(x, NAME)`;

@@ -40,7 +40,7 @@ class HookCollector(Collector):
         for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
             if isinstance(fn, AbstractStepHook):
                 self.step_hooks[name] = fn
-                fn = fn.local
+                fn = fn.local_half
             if type(fn) is not IdentityHook:
                 is_log = type(fn) is IdentityLog
                 self.frozen[name], self._arrays[name] = freeze(name, fn, is_log)
@@ -63,16 +63,21 @@ class HookCollector(Collector):
         site = info.site
         self.received.add(site.key)
         assert site.hook is not None
-        key = self._number(site)
+        call = self._number.next(site)
         shapes = info.shapes
         data: list[Any] = []
         name = site.hook.name
         if site.call is not None:
             name = name.removesuffix(", in one call")
-            acts = jnp.full(shapes[0].shape, key is not None)
+            acts = jnp.full(shapes[0].shape, site.is_of(call))
             data, shapes = [acts], shapes[1:]
-        if name in self.step_hooks and key is not None:
-            data += self.step_hooks[name].data(key, shapes, info.axes)
+        if name in self.step_hooks and site.is_of(call):
+            key = site.numbered(call)
+            hook = self.step_hooks[name]
+            data += hook.data_of_call(key, call, shapes, info.axes)
         else:
             data += [zeros(s) for s in shapes]
+        # Of an explicit sharding, too.
+        pairs = zip(data, info.shapes, strict=True)
+        data = [_compat.typed_as(x, shape) for x, shape in pairs]
         return _compat.as_varying(data, info.varying)

@@ -9,7 +9,8 @@ from typing import Any
 
 from .._engine.site import ModuleKey, Site, suffix_of
 from .._sites.patterns import first_match
-from .._sites.select import Chosen, places
+from .._sites.places import places
+from .._sites.select import Chosen
 from .._sites.stacked import grouped, Prefix
 from .hook_collector import HookCollector
 from .plan import Plan

@@ -6,10 +6,12 @@ from typing import Any
 
 import equinox as eqx
 
+from .._hooks.callables import refuse_class
 from .._hooks.step_hooks import AbstractStepHook
 from .._instrument.classes import Memo
 from .._sites.patterns import assign
-from .._sites.select import Chosen, places, probe_patterns, select
+from .._sites.places import places
+from .._sites.select import Chosen, probe_patterns, select
 from .._sites.walk import AbstractWrapper
 from .types import Method
 
@@ -150,11 +152,7 @@ def by_name(what: str, fn: Any) -> list[tuple[str, Any]]:
     if isinstance(fn, dict):
         fns = {f"{what}[{pattern!r}]": one for pattern, one in fn.items()}
     for name, one in fns.items():
-        if isinstance(one, type) and issubclass(one, eqx.Module):
-            raise TypeError(
-                f"`{name}` is the class {one.__name__} itself; give an instance of it, "
-                f"as `{one.__name__}(...)`."
-            )
+        refuse_class(f"`{name}`", one)
         allowed = callable(one) or isinstance(one, AbstractStepHook) or one is None
         if not allowed:
             raise TypeError(

@@ -5,6 +5,7 @@ keeps the last iteration, or the last few (`while_buffer`) in a ring.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +41,21 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
         lost(
             info.site,
             "it is inside a `while` loop (or a `fori_loop` with dynamic bounds), whose "
-            f"number of steps isn't known, {why}",
+            f"number of steps isn't known, {why}{_instead(params['body_jaxpr'])}",
         )
     return dataclasses.replace(inside, taps=tuple(_kept(t) for t in inside.taps))
+
+
+def _instead(body: Any) -> str:
+    """What makes a loop of known length of one that a library runs."""
+    jaxpr, _ = _compat.open_jaxpr(body)
+    codes = {code for eqn in jaxpr.eqns for code, _ in _compat.frames_of(eqn)}
+    if not any("diffrax" in pathlib.Path(code.co_filename).parts for code in codes):
+        return ""
+    return (
+        " In a solve by diffrax it is known with `adjoint=diffrax.DirectAdjoint()` and "
+        "an explicit solver."
+    )
 
 
 def _kept(spec: TapSpec) -> TapSpec:
