@@ -17,7 +17,9 @@ import peex as px
 
 X = jnp.arange(3.0) / 3
 forms = pytest.mark.parametrize("forward", [None, px.IdentityLog()], ids=str)
-wraps = pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=str)
+wraps = pytest.mark.parametrize(
+    "wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"]
+)
 
 
 @forms
