@@ -11,7 +11,7 @@ from .. import _compat
 from .._engine.active_calls import Call, listener_at
 from .._engine.at_site import at_site
 from .._engine.primitives import lost
-from .._engine.site import ModuleKey, Site
+from .._engine.site import ModuleKey, Side, Site
 from .._engine.values import is_state
 from .forward_pass import call_with_names
 
@@ -55,8 +55,10 @@ def around(
                 inside.append(site)
                 continue
             outside.append(site)
-            if site.pre and site.with_kwargs:
+            if site.side is Side.ARGS_AND_KWARGS:
                 args, kwargs = at_site(site, (args, kwargs))
+            elif site.side is Side.INPUT and len(args) == 1:
+                args = (at_site(site, args[0]),)
             elif site.pre:
                 args = at_site(site, args)
         if inside:

@@ -108,7 +108,8 @@ def _at_sites(sites: Sequence[Site], found: Found, value: Any) -> Any:
             if found.index:
                 suffix = f"{site.suffix}#{found.index}"
                 key = f"{site.key}#{found.index}"
-                site = dataclasses.replace(site, key=key, suffix=suffix)
+                alias = site.alias and (site.alias[0], suffix)
+                site = dataclasses.replace(site, key=key, suffix=suffix, alias=alias)
             value = at_site(site, value)
     return value
 

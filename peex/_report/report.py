@@ -14,10 +14,12 @@ import jax.tree_util as jtu
 from .._engine.messages import Axes
 from .._engine.numbering import Numbering
 from .._engine.signature import TapSpec
+from .._engine.site import Side, Site
 from .._engine.values import once
 from .._program.call_tree import Node
+from .._sites.chosen import Chosen
 from .._sites.patterns import nearest
-from .._sites.select import Chosen, default_of, Place, places, select, static_modules
+from .._sites.select import default_of, Place, places, select, static_modules
 from .._sites.stacked import grouped
 from .._wrappers.plan import check_method, root_method_of
 from .._wrappers.types import Method, Where
@@ -76,28 +78,23 @@ def report(
     check_method(model, method)
     root_method = root_method_of(model, method)
     selected, asked = select(model, where, root_method)
-    one_call = {c.key(root_method) for c in selected if c.call is not None}
     chosen, asked = _of_all_calls(selected), [(n, _of_all_calls(c)) for n, c in asked]
     at = {place.name: place for place in places(model, root_method)}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
-    everything = tuple(dict.fromkeys((*chosen, *callable_)))
+    plain = {dataclasses.replace(c, alias=None) for c in chosen}
+    everything = (*chosen, *(c for c in callable_ if c not in plain))
     probed = None if where is None else [c for c in chosen if c.inside is not None]
     abstract = run_abstractly(
         model, everything, probed, root_method, method, args, kwargs
     )
-    key_of = lambda c: grouped(c.key(root_method), abstract.groups)
+    key_of = lambda c: grouped(c.site_key(root_method), abstract.groups)
     named = [(key_of(c), c) for c in everything]
     known = _Known(model, [(key, at[c.place]) for key, c in named])
     made = _calls(abstract, known)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
-    entries = [made[id(node)] for node in abstract.calls.logged]
-    all_calls = {c.key(root_method) for c in selected if c.call is None}
-    only = {c.site_key(root_method) for c in selected} - all_calls
-    keep = lambda c: (
-        c.is_inside or (c.key in one_call if c.site in only else c.site in keys)
-    )
-    entries = {c.key: c for c in entries if keep(c)}
+    calls = [(node.site, made[id(node)]) for node in abstract.calls.logged]
+    entries = _entries(calls, [(key_of(c), c) for c in selected])
     fired = {call.site for call in made.values()}
     fired |= {site.partition("#")[0] for site in fired}  # of a name, any
     # A pattern for values inside is one question to many modules.
@@ -123,8 +120,37 @@ def report(
     )
 
 
+def _entries(
+    calls: Sequence[tuple[Site, Call]], selected: Sequence[tuple[str, Chosen]]
+) -> dict[str, Call]:
+    """Those of the calls that a log will hold, by their keys there. What was selected
+    is given with the keys of its sites.
+    """
+    keys = {key for key, _ in selected}
+    of_all = {(key, c.alias is None) for key, c in selected if c.call is None}
+    entries: dict[str, Call] = {}
+    for site, call in calls:
+        if (site.key, site.alias is None) in of_all or (
+            call.is_inside and site.key not in keys
+        ):
+            entries[call.key] = call
+        for key, c in selected:
+            if (key, c.call) == (site.key, call.number):
+                of_one = dataclasses.replace(
+                    site, call=c.call, alias=c.named(c.suffix)
+                ).numbered(call.number)
+                entries[of_one] = dataclasses.replace(call, key=of_one)
+    return entries
+
+
 def _of_all_calls(chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
-    return tuple(dict.fromkeys(dataclasses.replace(c, call=None) for c in chosen))
+    """What is chosen, each at all calls, and once: by the user's own name, if that is
+    for all calls.
+    """
+    of_all = [c for c in chosen if c.call is None]
+    known = {dataclasses.replace(c, alias=None) for c in of_all}
+    of_one = (dataclasses.replace(c, call=None, alias=None) for c in chosen)
+    return (*dict.fromkeys(of_all), *dict.fromkeys(c for c in of_one if c not in known))
 
 
 class _Known:
@@ -173,20 +199,22 @@ def _calls(abstract: AbstractRun, known: _Known) -> dict[int, Call]:
         assert node.after is not None
         children = tuple(make(child) for child in node.children)
         site, number = node.site.key, numbers[id(node)]
-        inside = bool(node.site.suffix)
+        kind = "value" if node.site.suffix else ""
+        if node.site.side is Side.INPUT:
+            kind = "arguments"
         made[id(node)] = Call(
             key=node.site.numbered(number),
             site=site,
             number=number,
-            is_inside=inside,
-            class_name="value" if inside else known.class_name(site),
+            is_inside=bool(kind),
+            class_name=kind or known.class_name(site),
             inputs=_own(node.before),
             outputs=_own(node.after),
             axes=_axes(node.after.info.axes),
             log=_tree(node.after, 0),
             when=_when(node),
-            parameters=() if inside else known.of(site),
-            flops=0 if inside else node.flops,
+            parameters=() if kind else known.of(site),
+            flops=0 if kind else node.flops,
             children=children,
         )
         return made[id(node)]

@@ -26,8 +26,10 @@ class Call(HasParameters):
 
     - `key`, `site`, `number`: its key in a log, as `"cell#2"`; the key of the site,
         `"cell"`; and the number of the call, 2 (0 for the first).
-    - `is_inside`: whether it is a value inside of a module, rather than its output.
-    - `class_name`: of the module; `"value"` for a value inside of one.
+    - `is_inside`: whether it is a value inside of a call, rather than its output: one
+        that is named inside of a module, or its arguments, as `"cell:in"`.
+    - `class_name`: of the module; `"value"` for a value inside of one, `"arguments"`
+        for its arguments.
     - `inputs`: the pair `(args, kwargs)` of one example at one step, as a pytree of
         `jax.ShapeDtypeStruct`s (`None` for what isn't an array). `None` if it isn't
         known.
@@ -237,7 +239,7 @@ class Report(HasParameters, Shown):
         self.parameters = parameters
         self.flops = flops
         self.uncounted = uncounted
-        self._calls = {call.key: call for call in tree}
+        self._calls = {call.key: call for call in tree} | entries
 
     def __getitem__(self, key: str) -> Call:
         if key in self._calls:

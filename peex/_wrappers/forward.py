@@ -75,16 +75,21 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
         - `where`: which sites. `None`: all leaf modules (callable, with no callable
             module inside). A pattern over keys, as `"layers.*.attn"` or `"**.norm"`
             (`*` is one path component, `**` any number), a class, or a list of these;
-            or a function from the model to its nodes, `lambda m: [m.a, m.b]`. Any key
+            a function from the model to its nodes, `lambda m: [m.a, m.b]`; or a dict
+            from names of your own to patterns and classes, `{"resid": "layers.*"}`.
+            These names become the keys, with what the wildcards stand for behind them:
+            `"resid.0"`, `"resid.1"` (of a class, the key of the module). Any key
             that is listed or logged is a pattern: `"cell#1"` is the second call of
             `cell` alone (a hook runs at all calls, and what it makes of the others is
             dropped). A key of a dict that could be taken for something else is listed
             in quotes, as in `{"a.b": ..., "a": {"b": ...}}`.
-            `"embed:attend"` is a method other than `__call__`. Functions in fields, as
-            an activation, are sites where they are named. `"attn/softmax"` is a value
-            inside of a module's forward pass: see below.
-        - `pre_hook`: whether the value is the tuple of a module's positional arguments
-            instead of its output.
+            `"embed:attend"` is a method other than `__call__`, and `"attn:in"` (or
+            `"embed:attend:in"`) are the positional arguments of the call (no keyword
+            arguments): a lone one as itself, several as a tuple. Functions in fields,
+            as an activation, are sites where they are named. `"attn/softmax"` is a
+            value inside of a module's forward pass: see below.
+        - `pre_hook`: whether the value of all sites is the tuple of a module's
+            positional arguments instead of its output, under the key of that.
         - `with_kwargs`: of a pre hook, whether the value is the pair `(args, kwargs)`.
         - `method`: what is run: the name of a method of the model, or a function
             `f(model, *args, **kwargs)`, such as a rollout or a loss.

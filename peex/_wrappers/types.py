@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     Hook = OneHook | Mapping[str, OneHook | None] | None
     LogFn = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any] | None] | None
     Pattern = str | type[eqx.Module]
-    Where = Pattern | list[Pattern] | tuple[Pattern, ...] | Callable[[Any], Any] | None
+    Patterns = Pattern | list[Pattern] | tuple[Pattern, ...]
+    # As a dict, from names of one's own.
+    Where = Patterns | Mapping[str, Pattern] | Callable[[Any], Any] | None
 else:
     # Checked by peex itself, whose errors say what to write instead.
     Hook = LogFn = Where = Any
