@@ -62,8 +62,11 @@ def value_and_grad(
 
     - `loss`: any function `loss(model, *args, **kwargs)` that returns a scalar.
     - `backward`, `forward`: the `log_fn` of cotangents and of activations; `None` for
-        no such log.
-    - `hook_fn`: acts on the cotangents.
+        no such log. Without `where`, a dict from patterns to these chooses the sites of
+        its log by itself: `forward={"l:in": px.IdentityLog()}` beside
+        `backward={"l": px.IdentityLog()}`. What the loss maps over is in both, so
+        gradients per example follow: of a Linear, the outer products of the two.
+    - `hook_fn`: acts on the cotangents. A dict beside a dict `backward` chooses too.
     - `where`, `pre_hook`: as for [`peex.ForwardHook`][].
     - `has_aux`: whether `loss` returns a pair `(value, aux)`.
 
@@ -87,13 +90,18 @@ def value_and_grad(
                 model,
                 None,
                 forward,
-                where=where,
+                where=_own_sites(where, forward),
                 pre_hook=pre_hook,
                 method=loss,
             )
             method = "__call__"
         hooked = BackwardHook(
-            inner, hook_fn, backward, where=where, pre_hook=pre_hook, method=method
+            inner,
+            hook_fn,
+            backward,
+            where=_own_sites(where, backward, hook_fn),
+            pre_hook=pre_hook,
+            method=method,
         )
         if backward is not None:
             # Not as a method, of which Equinox makes a module with a `self`.
@@ -119,3 +127,10 @@ def value_and_grad(
         return (out, Logs(None if backward is None else grads.log, log)), grad
 
     return run
+
+
+def _own_sites(where: Where, log_fn: LogFn, hook_fn: Hook = None) -> Where:
+    """Without `where`, what a dict of logs chooses, and a dict of hooks beside it."""
+    if where is not None or not isinstance(log_fn, dict):
+        return where
+    return [*log_fn, *(hook_fn if isinstance(hook_fn, dict) else ())] or None
