@@ -21,6 +21,8 @@ from .frames import (
     in_callback as in_callback,
     is_abstract as is_abstract,
     is_of_jax as is_of_jax,
+    is_of_library as is_of_library,
+    line_of as line_of,
     mapping_frame as mapping_frame,
 )
 from .hijax import (

@@ -153,6 +153,12 @@ class Site:
         end = INPUT if self.side is Side.INPUT else self.suffix
         return self.key.removesuffix(end)
 
+    @ft.cached_property
+    def chosen(self) -> str:
+        """The key of what `where` chose, in which a value inside may have a pattern."""
+        suffix = "" if self.inside is None else suffix_of(*self.inside)
+        return f"{self.module}{suffix}" if suffix else self.key
+
     def numbered(self, n: int) -> str:
         """The key in the log of the `n`-th further call of its module."""
         name, end = self.alias or (self.key.removesuffix(self.suffix), self.suffix)

@@ -47,7 +47,7 @@ class AbstractRun:
     calls: Calls
     groups: list[Prefix]
     lost: dict[str, str]
-    missed: dict[str, tuple[list[str], str | None]]
+    missed: dict[str, tuple[dict[str, str], str | None]]
     leaves: list[Any]
     run: Callable[..., list[Any]]
 

@@ -5,6 +5,7 @@ is what a log will hold.
 """
 
 import dataclasses
+import fnmatch
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from .._engine.site import Side, Site
 from .._engine.values import once
 from .._program.call_tree import Node
 from .._sites.chosen import Chosen
-from .._sites.patterns import nearest
+from .._sites.patterns import with_places
 from .._sites.select import default_of, Place, places, select, static_modules
 from .._sites.stacked import grouped
 from .._wrappers.plan import check_method, root_method_of
@@ -96,7 +97,7 @@ def report(
     calls = [(node.site, made[id(node)]) for node in abstract.calls.logged]
     entries = _entries(calls, [(key_of(c), c) for c in selected])
     fired = {call.site for call in made.values()}
-    fired |= {site.partition("#")[0] for site in fired}  # of a name, any
+    fired |= {site.chosen for site, _ in calls}
     # A pattern for values inside is one question to many modules.
     answered = {
         key_of(c)
@@ -106,7 +107,9 @@ def report(
         if c.inside is not None
     }
     inside = {key for key, c in named if c.inside is not None}
-    silent = [k for k in keys if k not in fired | answered]
+    # The values that a pattern for them stands for may be marked by `px.probe` alone.
+    by_pattern = {k for k in inside if fnmatch.filter(fired, k)}
+    silent = [k for k in keys if k not in fired | answered | by_pattern]
     missing = _missing(abstract, known, silent, inside)
     if where is None:
         missing += [_static(p.name, p.node) for p in static_modules(model)]
@@ -289,8 +292,9 @@ def _missing(
     return missing
 
 
-def _no_such_name(key: str, names: Sequence[str], hides: str | None) -> str:
+def _no_such_name(key: str, places: dict[str, str], hides: str | None) -> str:
     if hides is not None:
         return f"it occurs inside of {hides} only, whose rule stands in its place"
     name = key.rpartition("/")[2]
-    return f"nothing in the forward pass has this name; nearest: {nearest(name, names)}"
+    names = with_places(name, places)
+    return f"nothing in the forward pass has this name; nearest: {names}"

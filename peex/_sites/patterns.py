@@ -16,6 +16,13 @@ def nearest(key: str, keys: Iterable[str], n: int = 5) -> str:
     return ", ".join(repr(k) for k in (close or keys[:n])) or "(there are none)"
 
 
+def with_places(name: str, places: Mapping[str, str]) -> str:
+    """All names, those most like `name` first, each with its place in the source."""
+    close = difflib.get_close_matches(name, places, n=len(places) or 1, cutoff=0.3)
+    names = dict.fromkeys([*close, *places])
+    return ", ".join(f"{n!r} ({places[n]})" for n in names) or "(there are none)"
+
+
 def splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
     """Where a pattern may end and the name of a value inside begin. A key of a dict may
     hold slashes itself.

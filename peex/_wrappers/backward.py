@@ -40,7 +40,7 @@ class _Backward(HookCollector):
         if not isinstance(info, BufferAsk):
             return super().supply(info)
         self.received.add(info.site.key)
-        self.calls[info.site.key, info.site.call] += 1
+        self.count(info.site)
         if info.site.log is None:
             return []
         key = self._number_log(info.site)

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any, NoReturn
 
 from .._errors import SiteLostError, SiteNotFiredError
-from .._sites.patterns import key_matches, nearest
+from .._sites.patterns import key_matches, nearest, with_places
 from .._sites.stacked import grouped
 from .hook_collector import HookCollector
 from .plan import Plan, Wanted
@@ -19,12 +19,14 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
     received, groups = collector.received, collector.groups
     probes = collector.probes.met
 
+    most: dict[tuple[str, int | None], int] = {}
+    for (chosen, call, *_), count in collector.calls.items():
+        most[chosen, call] = max(count, most.get((chosen, call), 0))
+
     def ran(key: str, call: int | None) -> bool:
         names = {key, grouped(key, groups)}
-        if call is None:
-            return bool(names & received)
-        counts = (collector.calls[name, one] for name in names for one in (call, None))
-        return max(counts) > call
+        counts = (most.get((name, one), 0) for name in names for one in (call, None))
+        return max(counts) > (call or 0)
 
     for name, chosen in plan.asked:
         # Of a pattern for names, the probes that matched it.
@@ -86,10 +88,14 @@ def _not_run(
     )
 
 
-def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoReturn:
+def _no_such_name(
+    asked: str, missed: list[tuple[dict[str, str], str | None]]
+) -> NoReturn:
     """A name that isn't in the forward passes that ran."""
     _, _, name = asked.rpartition("/")
-    names = dict.fromkeys(name for names, _ in missed for name in names)
+    names: dict[str, str] = {}
+    for there, _ in missed:
+        names = there | names
     hidden = [around for _, around in missed if around is not None]
     why = "nothing in the forward pass that ran has this name."
     if hidden:
@@ -99,7 +105,7 @@ def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoR
         )
     raise SiteNotFiredError(
         f"`where={asked!r}` was asked for, but {why} Names there, nearest first: "
-        f"{nearest(name, names, 10)}. A name is that of an operation, of a function "
+        f"{with_places(name, names)}. A name is that of an operation, of a function "
         "that is called, of a `px.probe` or a `jax.ad_checkpoint.checkpoint_name`, "
         "with '#1' behind it for the second of this name. What runs in a module "
         "inside belongs to that, as in 'attn.query_proj/add'."

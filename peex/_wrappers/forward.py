@@ -122,11 +122,13 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
             order in which they are returned.
 
         `"attn/div#1"` is the second of its name in one call, `"attn/div"` are all of
-        them; in the log, those of a further call of the module are `"attn#1/div"`. What
+        them, and `"attn/*"` all that have a name (of Python functions, those of the
+        model's own code, and of JAX that it calls); in the log, those of a further call
+        of the module are `"attn#1/div"`. What
         a callable module inside computes belongs to that one. Bodies of `jit`,
         `checkpoint`, `scan`, `cond` and `while_loop` are seen into, those of custom
         derivatives aren't. A name that isn't there raises [`peex.SiteNotFiredError`][],
-        which lists those that are.
+        which lists those that are, with file and line.
 
         The module is traced for this when it is called, so its code can't look at the
         values of arrays. The calls of a Python function are seen by a profiler

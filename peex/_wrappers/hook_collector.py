@@ -11,7 +11,7 @@ from .._engine.active_calls import next_depth
 from .._engine.collector import Collector
 from .._engine.messages import ArraysAsk, Ask, Tap
 from .._engine.numbering import Numbering
-from .._engine.site import freeze, Frozen
+from .._engine.site import freeze, Frozen, Site
 from .._engine.values import zeros
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
@@ -23,7 +23,7 @@ class HookCollector(Collector):
     """Collects for a wrapper, and answers with what its hooks hold.
 
     - `frozen`: the hooks and logs by name, without their arrays.
-    - `calls`: how many calls of each site were received.
+    - `calls`: how many calls of each site were received, by what was chosen.
     """
 
     state = (*Collector.state, "_number", "calls")
@@ -35,7 +35,7 @@ class HookCollector(Collector):
         self.step_hooks: dict[str, AbstractStepHook] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._number = Numbering()
-        self.calls: collections.Counter[tuple[str, int | None]] = collections.Counter()
+        self.calls: collections.Counter[tuple[Any, ...]] = collections.Counter()
         for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
             if isinstance(fn, AbstractStepHook):
                 self.step_hooks[name] = fn
@@ -54,7 +54,10 @@ class HookCollector(Collector):
 
     def record(self, info: Tap, arrays: list[Any]) -> None:
         super().record(info, arrays)
-        self.calls[info.site.key, info.site.call] += 1
+        self.count(info.site)
+
+    def count(self, site: Site) -> None:
+        self.calls[site.chosen, site.call, site.key, site.alias] += 1
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if isinstance(info, ArraysAsk):
