@@ -1,8 +1,6 @@
 """How amounts and arrays are written, in errors and in tables."""
 
 import math
-import pathlib
-import sys
 from typing import Any
 
 import jax
@@ -21,13 +19,6 @@ def shown_count(n: int) -> str:
 def shown_bytes(n: int) -> str:
     """`512 B`, `1.23 kB` (powers of 1000)."""
     return f"{n} B" if n < 1000 else f"{_scaled(n, ' ')}B"
-
-
-def shown_file(path: str) -> str:
-    """A file of Python as it is found from where modules are imported."""
-    roots = [r for r in map(str, map(pathlib.Path, sys.path)) if r != "."]
-    inside = [r for r in roots if path.startswith(f"{r}/")]
-    return path.removeprefix(f"{max(inside, key=len, default='')}/")
 
 
 def _scaled(n: int, space: str) -> str:

@@ -33,6 +33,13 @@ def line_of(frame: Frame) -> int:
     return next(lines, None) or code.co_firstlineno
 
 
+def shown_place(file: str, line: int) -> str:
+    """A place in the source, the file seen from where modules are imported."""
+    roots = [f"{root}/" for root in sys.path if root]
+    inside = [root for root in roots if file.startswith(root)]
+    return f"{file.removeprefix(max(inside, key=len, default=''))}:{line}"
+
+
 def current_frames() -> list[Frame]:
     """The stack that an equation would be given now."""
     return _frames(current_traceback())
@@ -48,11 +55,19 @@ def is_of_jax(code: types.CodeType) -> bool:
     return code.co_filename.startswith(_JAX)
 
 
+def is_of_model(file: str) -> bool:
+    """Whether a file isn't of JAX, nor of what JAX calls, or of what calls models."""
+    return not (file.startswith(_JAX) or _is_of_library(file))
+
+
 def is_of_library(code: types.CodeType) -> bool:
     """Whether a function is part of what JAX calls, or what calls models: of Python's
     library, NumPy, the type checkers, or what Equinox keeps private.
     """
-    file = code.co_filename
+    return _is_of_library(code.co_filename)
+
+
+def _is_of_library(file: str) -> bool:
     if file.startswith(_STDLIB):
         return "site-packages" not in file and "dist-packages" not in file
     return file.startswith(_LIBRARIES) or "beartype" in file
@@ -64,6 +79,7 @@ _LIBRARIES = (
     np.__file__.removesuffix("__init__.py"),
     jaxtyping.__file__.removesuffix("__init__.py"),
     f"{eqx.__file__.removesuffix('__init__.py')}_",
+    f"{eqx.__file__.removesuffix('__init__.py')}internal/",
 )
 _STDLIB = sysconfig.get_path("stdlib")
 

@@ -6,6 +6,7 @@ what JAX stages: see `trace.py`.
 """
 
 import contextlib
+import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -66,6 +67,8 @@ class Collector(AbstractListener):
         self.probes: Any = None
         self.missed: dict[str, tuple[dict[str, str], str | None]] = {}
         self.trace: _compat.Trace | None = None
+        # Of what is brought out, each has another place in the call.
+        self._places = itertools.count()
 
     @contextlib.contextmanager
     def running_in(self, frame: types.FrameType) -> Iterator[None]:
@@ -129,7 +132,7 @@ class Collector(AbstractListener):
 
     def part(self, signature: Signature) -> Signature:
         """What of a signature is this collector's to take."""
-        return signature.at(self.depth)
+        return signature.at(self.depth).at_place(next(self._places))
 
     def supply(self, info: Ask) -> Sequence[Any]:
         raise NotImplementedError

@@ -15,7 +15,6 @@ from typing import Any
 
 from .. import _compat
 from .._engine.rule import rule_of
-from .._text import shown_file
 from .returned import returned_p
 
 
@@ -309,9 +308,7 @@ def _is_visible(codes: Sequence[types.CodeType]) -> bool:
     wrappers = lambda c: _compat.is_of_jax(c) and "<locals>" in c.co_qualname
     callers = (c for c in reversed(above) if not wrappers(c))
     caller = next(callers, None)
-    return caller is None or not (
-        _compat.is_of_jax(caller) or _compat.is_of_library(caller)
-    )
+    return caller is None or _compat.is_of_model(caller.co_filename)
 
 
 def _codes_above(frame: types.FrameType) -> list[types.CodeType]:
@@ -330,9 +327,8 @@ def _written(path: CallPath) -> str:
     """The place in the model's code from which the last call of a path is made."""
     for frame in reversed(path or ()):
         file = frame[0].co_filename
-        of_library = _compat.is_of_jax(frame[0]) or _compat.is_of_library(frame[0])
-        if not of_library and not file.startswith(_HERE):
-            return f"{shown_file(file)}:{_compat.line_of(frame)}"
+        if _compat.is_of_model(file) and not file.startswith(_HERE):
+            return _compat.shown_place(file, _compat.line_of(frame))
     return "?"
 
 

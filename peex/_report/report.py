@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from .._engine.messages import Axes
 from .._engine.numbering import Numbering
 from .._engine.signature import TapSpec
 from .._engine.site import Side, Site
 from .._engine.values import once
+from .._log import described
 from .._program.call_tree import Node
 from .._sites.chosen import Chosen
 from .._sites.patterns import with_places
@@ -26,7 +26,7 @@ from .._wrappers.plan import check_method, root_method_of
 from .._wrappers.types import Method, Where
 from .abstract_run import AbstractRun, run_abstractly
 from .parameters import is_array_or_shape, Parameter, Parameters
-from .result import Axis, Call, Missing, Report, Tree
+from .result import Call, Missing, Report, Tree
 from .sites import class_name
 
 
@@ -91,13 +91,27 @@ def report(
     key_of = lambda c: grouped(c.site_key(root_method), abstract.groups)
     named = [(key_of(c), c) for c in everything]
     known = _Known(model, [(key, at[c.place]) for key, c in named])
-    made = _calls(abstract, known)
+    logged = abstract.calls.logged
+    numbering = Numbering()
+    numbers = {id(node): numbering.next(node.site) for node in logged}
+    at_site: dict[str, list[Chosen]] = {}
+    for c in selected:
+        at_site.setdefault(key_of(c), []).append(c)
+    log_keys = {
+        id(node): _log_keys(
+            node.site, numbers[id(node)], at_site.get(node.site.key, ())
+        )
+        for node in logged
+    }
+    made = _calls(abstract, known, numbers, log_keys)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
-    calls = [(node.site, made[id(node)]) for node in abstract.calls.logged]
-    entries = _entries(calls, [(key_of(c), c) for c in selected])
-    fired = {call.site for call in made.values()}
-    fired |= {site.chosen for site, _ in calls}
+    entries = {
+        key: dataclasses.replace(made[i], key=key)
+        for i, keys_ in log_keys.items()
+        for key in keys_
+    }
+    fired = {key for node in logged for key in (node.site.key, node.site.chosen)}
     # A pattern for values inside is one question to many modules.
     answered = {
         key_of(c)
@@ -123,27 +137,26 @@ def report(
     )
 
 
-def _entries(
-    calls: Sequence[tuple[Site, Call]], selected: Sequence[tuple[str, Chosen]]
-) -> dict[str, Call]:
-    """Those of the calls that a log will hold, by their keys there. What was selected
-    is given with the keys of its sites.
+def _log_keys(site: Site, number: int, chosen: Sequence[Chosen]) -> list[str]:
+    """The keys that a call has in a log, if it is there: `chosen` is what was selected
+    at its site.
     """
-    keys = {key for key, _ in selected}
-    of_all = {(key, c.alias is None) for key, c in selected if c.call is None}
-    entries: dict[str, Call] = {}
-    for site, call in calls:
-        if (site.key, site.alias is None) in of_all or (
-            call.is_inside and site.key not in keys
-        ):
-            entries[call.key] = call
-        for key, c in selected:
-            if (key, c.call) == (site.key, call.number):
-                of_one = dataclasses.replace(
-                    site, call=c.call, alias=c.named(c.suffix)
-                ).numbered(call.number)
-                entries[of_one] = dataclasses.replace(call, key=of_one)
-    return entries
+    keys = []
+    alike = lambda c: c.call is None and (c.alias is None) == (site.alias is None)
+    if any(map(alike, chosen)) or (_kind(site) is not None and not chosen):
+        keys.append(site.numbered(number))
+    for c in chosen:
+        if c.call == number:
+            alone = dataclasses.replace(site, call=c.call, alias=c.named(c.suffix))
+            keys.append(alone.numbered(number))
+    return keys
+
+
+def _kind(site: Site) -> str | None:
+    """Of what isn't the output of a module."""
+    if site.side is Side.INPUT:
+        return "arguments"
+    return "value" if site.suffix else None
 
 
 def _of_all_calls(chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
@@ -192,28 +205,32 @@ class _Known:
         return any(mine & set(ids) for i in positions for ids in known[i : i + 1])
 
 
-def _calls(abstract: AbstractRun, known: _Known) -> dict[int, Call]:
+def _calls(
+    abstract: AbstractRun,
+    known: _Known,
+    numbers: dict[int, int],
+    log_keys: dict[int, list[str]],
+) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
-    numbering = Numbering()
-    numbers = {id(node): numbering.next(node.site) for node in abstract.calls.logged}
+    # Loops are counted as in the log, then those in which nothing is logged.
+    ordered = sorted(abstract.calls.logged, key=lambda node: not log_keys[id(node)])
+    axes = described({id(n): n.after.info.axes for n in ordered if n.after is not None})
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
         assert node.after is not None
         children = tuple(make(child) for child in node.children)
         site, number = node.site.key, numbers[id(node)]
-        kind = "value" if node.site.suffix else ""
-        if node.site.side is Side.INPUT:
-            kind = "arguments"
+        kind = _kind(node.site)
         made[id(node)] = Call(
             key=node.site.numbered(number),
             site=site,
             number=number,
-            is_inside=bool(kind),
+            is_inside=kind is not None,
             class_name=kind or known.class_name(site),
             inputs=_own(node.before),
             outputs=_own(node.after),
-            axes=_axes(node.after.info.axes),
+            axes=axes[id(node)],
             log=_tree(node.after, 0),
             when=_when(node),
             parameters=() if kind else known.of(site),
@@ -241,11 +258,6 @@ def _tree(spec: TapSpec, skip: int) -> Any:
 
 def _own(spec: TapSpec | None) -> Any:
     return None if spec is None else _tree(spec, len(spec.info.axes.shape))
-
-
-def _axes(axes: Axes) -> tuple[Axis, ...]:
-    kinds = {"device": axes.devices, "step": axes.steps, "batch": axes.batch}
-    return tuple(Axis(kind, int(n)) for kind, sizes in kinds.items() for n in sizes)
 
 
 def _static(key: str, module: Any) -> Missing:

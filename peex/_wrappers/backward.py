@@ -9,13 +9,13 @@ import jax.tree_util as jtu
 
 from .. import _compat
 from .._engine.codec import buffers_of, pack, shown, shown_as
-from .._engine.messages import Ask, BufferAsk
+from .._engine.messages import Ask, Axes, BufferAsk
 from .._engine.numbering import Numbering
 from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import Log
+from .._log import described, Log
 from .._sites.walk import AbstractWrapper
 from .hook_collector import HookCollector
 from .plan import Plan, plan
@@ -25,15 +25,17 @@ from .types import Hook, LogFn, Method, Model, Where
 
 class _Backward(HookCollector):
     """Answers with the buffers of the log too. Without a log, makes zeros of the shapes
-    that are asked for; `made` is the log that this call has asked for.
+    that are asked for; `made` is the log that this call has asked for, and `gained` the
+    axes in it.
     """
 
-    state = (*HookCollector.state, "_number_log", "made")
+    state = (*HookCollector.state, "_number_log", "gained", "made")
 
     def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
         super().__init__(hook_fn, log_fn)
         self.log = log
         self.made: dict[str, Any] = {}
+        self.gained: dict[str, Axes] = {}
         self._number_log = Numbering()
 
     def supply(self, info: Ask) -> Sequence[Any]:
@@ -53,6 +55,7 @@ class _Backward(HookCollector):
         # One that is the same on all devices gets the sum over these.
         buffers = _compat.as_varying(buffers, info.varying)
         self.made[key] = pack(info.treedef, info.dtypes, buffers)
+        self.gained[key] = info.axes
         return buffers
 
     def _buffers(self, key: str, info: BufferAsk) -> list[Any]:
@@ -163,7 +166,7 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
 
         def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
             _, collector = _run(hooked, None, args, kwargs)
-            return Log(collector.made)
+            return Log(collector.made, axes=described(collector.gained))
 
         try:
             shapes = eval_shape(log, self, args, kwargs)

@@ -10,7 +10,7 @@ from .._engine.numbering import Numbering
 from .._engine.values import eval_shape
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import Log
+from .._log import described, Log
 from .._sites.walk import AbstractWrapper
 from .budget import check_size
 from .hook_collector import HookCollector
@@ -184,7 +184,7 @@ def _run(
 
 def _log(collector: Collector) -> Log:
     number = Numbering()
-    entries, counts = {}, {}
+    entries, counts, gained = {}, {}, {}
     for info, arrays in collector.records:
         if info.site.log is None:
             continue
@@ -195,4 +195,5 @@ def _log(collector: Collector) -> Log:
             *arrays, count = arrays
             counts[key] = jnp.squeeze(count, info.axes.rings)
         entries[key] = info.treedef.unflatten(arrays)
-    return Log(entries, counts)
+        gained[key] = info.axes
+    return Log(entries, counts, described(gained))
