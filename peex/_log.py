@@ -61,7 +61,10 @@ def described(gained: Mapping[Any, Axes]) -> dict[Any, tuple[Axis, ...]]:
         batch = (Axis("batch", size(n)) for n in axes.batch)
         return (*devices, *steps, *batch)
 
-    return {key: one(axes) for key, axes in gained.items()}
+    return {
+        key: one(axes) if axes.steps or axes.batch or axes.devices else ()
+        for key, axes in gained.items()
+    }
 
 
 class _Unseen:

@@ -7,7 +7,7 @@ from typing import Any
 from .. import _compat
 
 
-_HERE = str(pathlib.Path(__file__).parents[1])
+_HERE = f"{pathlib.Path(__file__).parents[1]}/"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Site:
         """Whether all it does is to log the value (or cotangent) itself."""
         return self.hook is None and self.log is not None and self.log.is_identity
 
-    @property
+    @ft.cached_property
     def pre(self) -> bool:
         """Whether it acts before the call."""
         return self.side is not Side.OUTPUT
@@ -161,6 +161,8 @@ class Site:
 
     def numbered(self, n: int) -> str:
         """The key in the log of the `n`-th further call of its module."""
+        if n == 0 and self.alias is None:
+            return self.key
         name, end = self.alias or (self.key.removesuffix(self.suffix), self.suffix)
         # A name of the user's own, given to one call, says which by itself.
         unnumbered = n == 0 or (self.alias is not None and self.call is not None)

@@ -55,11 +55,13 @@ def around(
                 inside.append(site)
                 continue
             outside.append(site)
+            if not site.pre:
+                continue
             if site.side is Side.ARGS_AND_KWARGS:
                 args, kwargs = at_site(site, (args, kwargs))
             elif site.side is Side.INPUT and len(args) == 1:
                 args = (at_site(site, args[0]),)
-            elif site.pre:
+            else:
                 args = at_site(site, args)
         if inside:
             out = call_with_names(inside, fn, args, kwargs)

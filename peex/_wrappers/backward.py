@@ -42,7 +42,7 @@ class _Backward(HookCollector):
         if not isinstance(info, BufferAsk):
             return super().supply(info)
         self.received.add(info.site.key)
-        self.count(info.site)
+        self.heard.append(info.site)
         if info.site.log is None:
             return []
         key = self._number_log(info.site)

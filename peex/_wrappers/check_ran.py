@@ -1,5 +1,6 @@
 """Whatever was asked for explicitly must have run, and the error says why it didn't."""
 
+import collections
 import types
 from collections.abc import Collection
 from typing import Any, NoReturn
@@ -16,11 +17,17 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
 
     **Raises:** `SiteNotFiredError`.
     """
+    if not (plan.asked or plan.acting or plan.probed):
+        return
     received, groups = collector.received, collector.groups
     probes = collector.probes.met
 
+    # How often what was chosen has run: a pattern for values inside, as any of them.
+    calls = collections.Counter(
+        (s.chosen, s.call, s.key, s.alias) for s in collector.heard
+    )
     most: dict[tuple[str, int | None], int] = {}
-    for (chosen, call, *_), count in collector.calls.items():
+    for (chosen, call, *_), count in calls.items():
         most[chosen, call] = max(count, most.get((chosen, call), 0))
 
     def ran(key: str, call: int | None) -> bool:

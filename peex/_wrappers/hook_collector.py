@@ -1,6 +1,5 @@
 """What listens to the sites of a wrapper, and answers with what its hooks hold."""
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,10 +22,10 @@ class HookCollector(Collector):
     """Collects for a wrapper, and answers with what its hooks hold.
 
     - `frozen`: the hooks and logs by name, without their arrays.
-    - `calls`: how many calls of each site were received, by what was chosen.
+    - `heard`: the site of each call that was received.
     """
 
-    state = (*Collector.state, "_number", "calls")
+    state = (*Collector.state, "_number", "heard")
 
     def __init__(self, hook_fn: Any, log_fn: Any):
         super().__init__(next_depth())
@@ -35,7 +34,7 @@ class HookCollector(Collector):
         self.step_hooks: dict[str, AbstractStepHook] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._number = Numbering()
-        self.calls: collections.Counter[tuple[Any, ...]] = collections.Counter()
+        self.heard: list[Site] = []
         for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
             if isinstance(fn, AbstractStepHook):
                 self.step_hooks[name] = fn
@@ -54,10 +53,7 @@ class HookCollector(Collector):
 
     def record(self, info: Tap, arrays: list[Any]) -> None:
         super().record(info, arrays)
-        self.count(info.site)
-
-    def count(self, site: Site) -> None:
-        self.calls[site.chosen, site.call, site.key, site.alias] += 1
+        self.heard.append(info.site)
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if isinstance(info, ArraysAsk):
