@@ -21,7 +21,11 @@ from .frames import (
     in_callback as in_callback,
     is_abstract as is_abstract,
     is_of_jax as is_of_jax,
+    is_of_library as is_of_library,
+    is_of_model as is_of_model,
+    line_of as line_of,
     mapping_frame as mapping_frame,
+    shown_place as shown_place,
 )
 from .hijax import (
     bind_root as bind_root,

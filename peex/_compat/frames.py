@@ -4,11 +4,15 @@
 
 import inspect
 import sys
+import sysconfig
 import types
 from typing import Any, no_type_check
 
+import equinox as eqx
 import jax
 import jax.tree_util as jtu
+import jaxtyping
+import numpy as np
 
 from .jax import current_traceback
 
@@ -20,6 +24,20 @@ Frame = tuple[types.CodeType, int]
 def frames_of(eqn: Any) -> list[Frame]:
     """The Python stack when an equation was made, innermost first."""
     return _frames(eqn.source_info.traceback)
+
+
+def line_of(frame: Frame) -> int:
+    """The line of a place in a function."""
+    code, place = frame
+    lines = (line for start, end, line in code.co_lines() if start <= place < end)
+    return next(lines, None) or code.co_firstlineno
+
+
+def shown_place(file: str, line: int) -> str:
+    """A place in the source, the file seen from where modules are imported."""
+    roots = [f"{root}/" for root in sys.path if root]
+    inside = [root for root in roots if file.startswith(root)]
+    return f"{file.removeprefix(max(inside, key=len, default=''))}:{line}"
 
 
 def current_frames() -> list[Frame]:
@@ -37,7 +55,33 @@ def is_of_jax(code: types.CodeType) -> bool:
     return code.co_filename.startswith(_JAX)
 
 
+def is_of_model(file: str) -> bool:
+    """Whether a file isn't of JAX, nor of what JAX calls, or of what calls models."""
+    return not (file.startswith(_JAX) or _is_of_library(file))
+
+
+def is_of_library(code: types.CodeType) -> bool:
+    """Whether a function is part of what JAX calls, or what calls models: of Python's
+    library, NumPy, the type checkers, or what Equinox keeps private.
+    """
+    return _is_of_library(code.co_filename)
+
+
+def _is_of_library(file: str) -> bool:
+    if file.startswith(_STDLIB):
+        return "site-packages" not in file and "dist-packages" not in file
+    return file.startswith(_LIBRARIES) or "beartype" in file
+
+
 _JAX = jax.__file__.removesuffix("__init__.py")
+_LIBRARIES = (
+    "<frozen ",
+    np.__file__.removesuffix("__init__.py"),
+    jaxtyping.__file__.removesuffix("__init__.py"),
+    f"{eqx.__file__.removesuffix('__init__.py')}_",
+    f"{eqx.__file__.removesuffix('__init__.py')}internal/",
+)
+_STDLIB = sysconfig.get_path("stdlib")
 
 
 _MAPS = {inspect.unwrap(f).__code__ for f in (jtu.tree_map, jtu.tree_map_with_path)}

@@ -6,6 +6,7 @@ what JAX stages: see `trace.py`.
 """
 
 import contextlib
+import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -44,7 +45,8 @@ class Collector(AbstractListener):
     - `received`: the keys of the sites of which something arrived.
     - `probes`: what it does at a `px.probe`, `None` for nothing.
     - `missed`: of named values that weren't found inside of their module, by key: the
-        names that are there, and what hides the name.
+        names that are there, each with its place in the source, and what hides the
+        name.
     - `groups`: the layers that share one name (see `_sites/stacked.py`).
     - `frame`: that of the call: what is on the stack above it is the model.
     - `at_end`: what is to be done when the call ends.
@@ -73,8 +75,10 @@ class Collector(AbstractListener):
         self.emitted: dict[str, Site] = {}
         self.received: set[str] = set()
         self.probes: Any = None
-        self.missed: dict[str, tuple[list[str], str | None]] = {}
+        self.missed: dict[str, tuple[dict[str, str], str | None]] = {}
         self.trace: _compat.Trace | None = None
+        # Of what is brought out, each has another place in the call.
+        self.places = itertools.count()
 
     @contextlib.contextmanager
     def running_in(self, frame: types.FrameType) -> Iterator[None]:

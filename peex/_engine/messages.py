@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from .loops import Loop
 from .site import Frozen, Site
 
 
@@ -21,11 +22,14 @@ class Ring(int):
 class Axes:
     """The leading axes that a log leaf has gained: devices first, then steps, then
     batches, each outermost first. `shape` is all that comes before the value's own.
+    `loops` are those that the steps are of: no part of what this is, so that equal
+    programs in other files stay equal.
     """
 
     devices: tuple[Any, ...] = ()
     steps: tuple[Any, ...] = ()
     batch: tuple[Any, ...] = ()
+    loops: tuple[Loop, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -34,8 +38,17 @@ class Axes:
     def with_device(self, size: Any) -> "Axes":
         return dataclasses.replace(self, devices=(size, *self.devices))
 
-    def with_step(self, size: Any) -> "Axes":
-        return dataclasses.replace(self, steps=(size, *self.steps))
+    def with_step(self, size: Any, loop: Loop) -> "Axes":
+        steps, loops = (size, *self.steps), (loop, *self.loops)
+        return dataclasses.replace(self, steps=steps, loops=loops)
+
+    def at_place(self, place: int) -> "Axes":
+        """As part of a longer program, at which place the outermost loop is in it."""
+        if not self.loops:
+            return self
+        first, *others = self.loops
+        first = Loop(first.where, (place, *first.place))
+        return dataclasses.replace(self, loops=(first, *others))
 
     def with_batch(self, size: Any) -> "Axes":
         return dataclasses.replace(self, batch=(size, *self.batch))

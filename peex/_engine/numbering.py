@@ -22,7 +22,7 @@ class Numbering:
 
     def next(self, site: Site) -> int:
         """How many calls of the site there were before this one."""
-        name = site.key, site.call
+        name = site.key, site.call, site.alias
         n = self._seen[name] = self._seen.get(name, -1) + 1
         return n
 

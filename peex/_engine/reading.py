@@ -30,7 +30,8 @@ def of_jaxpr(jaxpr: Any) -> Signature:
     signature = _known.get(jaxpr)
     if signature is None:
         opened, _ = _compat.open_jaxpr(jaxpr)
-        signature = join(_of_equation(eqn) for eqn in opened.eqns)
+        parts = enumerate(map(_of_equation, opened.eqns))
+        signature = join(p.at_place(i) for i, p in parts if p is not EMPTY)
         _known[jaxpr] = _known[opened] = signature
     return signature
 

@@ -63,6 +63,15 @@ class Signature:
             tuple(pair for pair in self.lost if pair[0].depth == depth),
         )
 
+    def at_place(self, place: int) -> "Signature":
+        """As part of a longer program, in which it has this place."""
+        infos = (*(t.info for t in self.taps), *self.asks)
+        if not any(info.axes.loops for info in infos):
+            return self
+        placed = lambda info: dataclasses.replace(info, axes=info.axes.at_place(place))
+        taps = tuple(TapSpec(placed(t.info), t.shapes) for t in self.taps)
+        return dataclasses.replace(self, taps=taps, asks=tuple(map(placed, self.asks)))
+
     @property
     def sites(self) -> tuple[Site, ...]:
         taps = (t.info.site for t in self.taps)

@@ -6,6 +6,7 @@ wrappers share one compiled program.
 """
 
 import dataclasses
+import enum
 import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,23 +70,38 @@ def _is_static(leaf: Any) -> bool:
     return not eqx.is_array(leaf) and not hasattr(leaf, "__array__")
 
 
+# What is behind the key of a module in that of its arguments. (No method can have this
+# name.)
+INPUT = ":in"
+
+
 def suffix_of(name: str, index: int | None) -> str:
     """What is behind the key of a module, in that of a value inside."""
     return f"/{name}#{index}" if index else f"/{name}"
+
+
+class Side(enum.Enum):
+    """Which value of a call a site sees."""
+
+    OUTPUT = "its output"
+    INPUT = "its positional arguments, a lone one as itself"
+    ARGS = "the tuple of its positional arguments"
+    ARGS_AND_KWARGS = "the pair of all its arguments"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
     """One place of one wrapper: which value, and what is done with it.
 
-    - `key`: the name in the log.
+    - `key`: the key of the site, which is that of its first call in the log unless
+        there is an `alias`.
     - `depth`: how many hooked calls were running when this one started; tells the
         sites of nested wrappers apart.
     - `direct`: whether its call is a direct one (see `_wrappers/direct.py`).
         JAX keeps programs by what they are made of, so those of the two kinds must
         differ.
     - `backward`: whether hook and log act on the cotangent.
-    - `pre`, `with_kwargs`: whether the value is the arguments.
+    - `side`: which value of the call it sees.
     - `hook`, `log`: what acts, `None` for nothing.
     - `takes_data`: whether the hook takes data for each step and example.
     - `asked`: whether `where` asks for it by name.
@@ -95,14 +111,15 @@ class Site:
         in a call of the module (`None`: all).
     - `suffix`: what the key has behind that of the module.
     - `call`: which further call of the module it is of; `None` for all.
+    - `alias`: the name of the user's own that it has in the log, and what is behind the
+        number of the call in that.
     """
 
     key: str
     depth: int
     direct: bool
     backward: bool
-    pre: bool
-    with_kwargs: bool
+    side: Side
     hook: Frozen | None
     log: Frozen | None
     takes_data: bool
@@ -111,6 +128,7 @@ class Site:
     inside: tuple[str, int | None] | None = None
     suffix: str = ""
     call: int | None = None
+    alias: tuple[str, str] | None = None
 
     def is_of(self, call: int) -> bool:
         """Whether it is of this further call of its module."""
@@ -122,13 +140,30 @@ class Site:
         return self.hook is None and self.log is not None and self.log.is_identity
 
     @ft.cached_property
+    def pre(self) -> bool:
+        """Whether it acts before the call."""
+        return self.side is not Side.OUTPUT
+
+    @ft.cached_property
     def module(self) -> str:
-        """The key of the module, of a value inside of one."""
-        return self.key.removesuffix(self.suffix)
+        """The key of the module."""
+        end = INPUT if self.side is Side.INPUT else self.suffix
+        return self.key.removesuffix(end)
+
+    @ft.cached_property
+    def chosen(self) -> str:
+        """The key of what `where` chose, in which a value inside may have a pattern."""
+        suffix = "" if self.inside is None else suffix_of(*self.inside)
+        return f"{self.module}{suffix}" if suffix else self.key
 
     def numbered(self, n: int) -> str:
-        """The key of the `n`-th further call of its module."""
-        return self.key if n == 0 else f"{self.module}#{n}{self.suffix}"
+        """The key in the log of the `n`-th further call of its module."""
+        if n == 0 and self.alias is None:
+            return self.key
+        name, end = self.alias or (self.key.removesuffix(self.suffix), self.suffix)
+        # A name of the user's own, given to one call, says which by itself.
+        unnumbered = n == 0 or (self.alias is not None and self.call is not None)
+        return f"{name}{end}" if unnumbered else f"{name}#{n}{end}"
 
     @ft.cached_property
     def _all(self) -> tuple[Any, ...]:

@@ -57,7 +57,13 @@ class CollectTrace(_compat.Trace):
                 below = self.parent if _compat.is_eval_trace(self.parent) else None
                 with _compat.set_current_trace(self):
                     return bring_out(
-                        primitive, tracers, params, runner, self.eager, below
+                        primitive,
+                        tracers,
+                        params,
+                        runner,
+                        self.eager,
+                        below,
+                        next(collector.places),
                     )
             excuse(params)
         if collector.inlined is not None and primitive is _compat.jit_p:
@@ -156,6 +162,7 @@ def bring_out(
     runner: "Runner",
     eager: bool = False,
     below: Any = None,
+    place: int = 0,
 ) -> list[Any]:
     """Runs a primitive, the sites in it brought out by one level.
 
@@ -165,9 +172,10 @@ def bring_out(
     - `eager`: whether it runs at once.
     - `below`: the trace below that of the collector, if that runs at once: what has
         been compiled is called there, as quickly as JAX can.
+    - `place`: where it is in the call, among all that is brought out.
     """
     scope = runner.scope
-    signature = scope.part(of_primitive(primitive, params, args))
+    signature = scope.part(of_primitive(primitive, params, args)).at_place(place)
     if signature.lost and not scope.discards:
         lost(*signature.lost[0])
     rule: Any = rule_of(primitive)

@@ -13,7 +13,7 @@ from .._engine.active_calls import active_calls, Call, listener_at
 from .._engine.at_site import at_site
 from .._engine.notes import add_note
 from .._engine.primitives import lost
-from .._engine.site import ModuleKey, Site
+from .._engine.site import ModuleKey, Side, Site
 from .._engine.values import is_state
 from .forward_pass import call_with_names, method_and_module
 
@@ -59,9 +59,13 @@ def around(
                 inside.append(site)
                 continue
             outside.append(site)
-            if site.pre and site.with_kwargs:
+            if not site.pre:
+                continue
+            if site.side is Side.ARGS_AND_KWARGS:
                 args, kwargs = at_site(site, (args, kwargs))
-            elif site.pre:
+            elif site.side is Side.INPUT and len(args) == 1:
+                args = (at_site(site, args[0]),)
+            else:
                 args = at_site(site, args)
         try:
             if inside:

@@ -24,8 +24,9 @@ from .._engine.at_site import at_site
 from .._engine.reading import of_jaxpr
 from .._engine.rule import AbstractRunner, Arrays, Outcome, rule_of
 from .._engine.signature import EMPTY, Signature
-from .._engine.site import Site
+from .._engine.site import Site, suffix_of
 from .._errors import SiteLostError
+from .._sites.chosen import is_wild
 from .._sites.walk import children, is_function_site, is_module
 from .names import CallPath, Codes, Found, Named, Reader
 from .probe import private_caches
@@ -51,14 +52,21 @@ def call_with_names(
     names = forward.names
     probes = {s for s in sites if _is_probe(s, forward.jaxpr)}
     sites = [s for s in sites if s not in probes]
-    wanted = {name: names.equation(name) for name, _ in (s.inside for s in sites)}  # pyright: ignore[reportGeneralTypeIssues]
+    matching = {
+        s.inside[0]: forward.matching(s.inside[0])
+        for s in sites
+        if s.inside is not None
+    }
+    every = (name for found in matching.values() for name in found)
+    wanted = {name: names.equation(name) for name in every}
     counts: dict[str, int] = {}
     level = forward.level(wanted, counts)
     for site in sites:
         assert site.inside is not None
         name, index = site.inside
         collector = listener_at(site.depth)
-        if counts.get(name, -1) < (index or 0) and collector is not None:
+        most = max((counts.get(n, -1) for n in matching[name]), default=-1)
+        if most < (index or 0) and collector is not None:
             collector.missed[site.key] = forward.seen(name)
     with not_listening():
         return forward.run(level, ft.partial(_at_sites, sites))
@@ -88,29 +96,46 @@ def _is_probe(site: Site, jaxpr: Any) -> bool:
     itself.
     """
     assert site.inside is not None
-    return any(
+    return not is_wild(site.inside[0]) and any(
         probe.depth == site.depth
         and probe.inside is None
         and probe.module == site.module
-        and fnmatch.fnmatchcase(probe.suffix[1:].partition("#")[0], site.inside[0])
+        and probe.suffix[1:].partition("#")[0] == site.inside[0]
         for probe in of_jaxpr(jaxpr).sites
         if probe.suffix
     )
 
 
 def _at_sites(sites: Sequence[Site], found: Found, value: Any) -> Any:
-    """Those of the inner wrappers first, as around a module."""
-    exactly = {s.depth for s in sites if s.inside == (found.name, found.index)}
-    for site in reversed(sites):
-        if site.inside == (found.name, found.index):
-            value = at_site(site, value)
-        elif site.inside == (found.name, None) and site.depth not in exactly:
-            if found.index:
-                suffix = f"{site.suffix}#{found.index}"
-                key = f"{site.key}#{found.index}"
-                site = dataclasses.replace(site, key=key, suffix=suffix)
-            value = at_site(site, value)
+    """Those of the inner wrappers first, as around a module. Of the sites of a wrapper
+    (that have one name of the user's own, and are of one call) it is the one that names
+    the value most exactly.
+    """
+    best: dict[Any, tuple[int, Site]] = {}
+    for site in sites:
+        exactness = _exactness(site, found)
+        group = site.depth, site.alias and site.alias[0], site.call
+        if exactness > best.get(group, (0, None))[0]:
+            best[group] = exactness, site
+    for _, site in reversed(best.values()):
+        suffix = suffix_of(found.name, found.index)
+        if suffix != site.suffix:
+            key = f"{site.module}{suffix}"
+            alias = site.alias and (site.alias[0], suffix)
+            site = dataclasses.replace(site, key=key, suffix=suffix, alias=alias)
+        value = at_site(site, value)
     return value
+
+
+def _exactness(site: Site, found: Found) -> int:
+    """How exactly a site names a value; 0 if it doesn't."""
+    assert site.inside is not None
+    name, index = site.inside
+    if index not in (None, found.index):
+        return 0
+    if name == found.name:
+        return 2 if index is None else 3
+    return 1 if fnmatch.fnmatchcase(found.name, name) else 0
 
 
 def trace(
@@ -150,7 +175,7 @@ def trace(
     caches = private_caches("peex", *sorted(names))
     this_thread.num_traced += 1
     try:
-        with caches, listening(names, is_own):
+        with caches, listening(names, is_own, reader.is_visible_call):
             jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
     except _compat.VALUE_ERRORS as error:
         if not _runs_eagerly():
@@ -223,18 +248,21 @@ class Forward:
     def level(self, wanted: Mapping[str, str | None], counts: dict[str, int]) -> Named:
         return self.reader.level(self.jaxpr, self.paths, wanted, counts)
 
-    def seen(self, name: str) -> tuple[list[str], str | None]:
-        """What there is instead of a name: the names of values, and the primitive that
-        hides it.
-        """
-        return list(self._visible()), self.names.hidden.get(name)
+    def matching(self, pattern: str) -> list[str]:
+        """The names that a pattern stands for."""
+        if not is_wild(pattern):
+            return [pattern]
+        return fnmatch.filter(self._places, pattern)
 
-    def _visible(self) -> dict[str, bool]:
-        names = (n for n in self.names.equations if not n.startswith("peex_"))
-        equations = dict.fromkeys(names, True)
-        return (
-            dict.fromkeys(self.reader.visible_functions(self.paths), False) | equations
-        )
+    def seen(self, name: str) -> tuple[dict[str, str], str | None]:
+        """What there is instead of a name: the names of values, with their places in
+        the source, and the primitive that hides it.
+        """
+        return self._places, self.names.hidden.get(name)
+
+    @ft.cached_property
+    def _places(self) -> dict[str, str]:
+        return self.reader.places(self.jaxpr, self.paths)
 
     def run(self, level: Named, at_name: AtName) -> Any:
         """Runs it; named values go through `at_name`."""

@@ -227,23 +227,39 @@ class Reader:
         counts |= after
         return levels
 
-    def visible_functions(self, paths: Sequence[CallPath]) -> dict[str, None]:
-        """The functions that a reader of the model's code knows: its own, and those of
-        JAX that it calls.
+    def places(
+        self, jaxpr: Any, paths: Sequence[CallPath] | None = None
+    ) -> dict[str, str]:
+        """All names that a reader of the model's code knows, and where each is first
+        written: of an operation, and of a function that is called.
         """
-        visible: dict[str, None] = {}
-        for path in paths:
-            called = True
-            for (code, _), name in zip(path or (), self._functions(path), strict=True):
-                if not _compat.is_of_jax(code):
-                    called = True
-                    if name and not name.startswith(("<", "__")):
-                        visible[name] = None
-                elif called and "<locals>" not in code.co_qualname:
-                    called = False
-                    if not name.startswith("_") and "." not in code.co_qualname:
-                        visible[name] = None
-        return visible
+        found: dict[str, str] = {}
+        for eqn, path in zip(jaxpr.eqns, paths or self._paths(jaxpr), strict=True):
+            if eqn.primitive is returned_p:
+                continue
+            own = (path or ())[: self._num_own(path)]
+            for i, name in self._visible_functions(own):
+                found.setdefault(name, _written(own[:i] or own[i : i + 1]))
+            if not self._is_own(path):
+                continue
+            for name in _equation_names(eqn):
+                if not name.startswith("peex_"):
+                    found.setdefault(name, _written(own))
+            for body in _compat.sub_jaxprs(eqn.params) if sees_into(eqn) else ():
+                found |= self.places(body) | found
+        return found
+
+    def _visible_functions(self, path: CallPath) -> list[tuple[int, str]]:
+        """The functions on a path that a reader of the model's code knows, by where
+        they are on it.
+        """
+        codes = [code for code, _ in path or ()]
+        names = enumerate(self._functions(path))
+        return [(i, name) for i, name in names if name and _is_visible(codes[: i + 1])]
+
+    def is_visible_call(self, frame: types.FrameType) -> bool:
+        """Whether it is that of such a function."""
+        return _is_visible(_codes_above(frame))
 
     def _equations(
         self, jaxpr: Any, paths: Sequence[CallPath], name: str
@@ -290,6 +306,45 @@ class Reader:
             return False
         places: CallPath = tuple((code, 0) for code in reversed(codes))
         return self._is_own(self.own_path(places))
+
+
+def _is_visible(codes: Sequence[types.CodeType]) -> bool:
+    """Whether a reader of the model's code knows the last of functions that called each
+    other: one of the model, or one of JAX that it calls.
+    """
+    *above, code = codes
+    if _compat.is_of_library(code):
+        return False
+    if not _compat.is_of_jax(code):
+        return not code.co_name.startswith(("<", "__"))
+    if code.co_name.startswith("_") or "." in code.co_qualname:
+        return False
+    # Behind the wrappers of JAX, as that of `jax.jit`.
+    wrappers = lambda c: _compat.is_of_jax(c) and "<locals>" in c.co_qualname
+    callers = (c for c in reversed(above) if not wrappers(c))
+    caller = next(callers, None)
+    return caller is None or _compat.is_of_model(caller.co_filename)
+
+
+def _codes_above(frame: types.FrameType) -> list[types.CodeType]:
+    """Those of a frame and of what called it, as far as it matters to `_is_visible`."""
+    codes = [frame.f_code]
+    above = frame.f_back
+    while above is not None:
+        codes.append(above.f_code)
+        if not _compat.is_of_jax(above.f_code):
+            break
+        above = above.f_back
+    return codes[::-1]
+
+
+def _written(path: CallPath) -> str:
+    """The place in the model's code from which the last call of a path is made."""
+    for frame in reversed(path or ()):
+        file = frame[0].co_filename
+        if _compat.is_of_model(file) and not file.startswith(_HERE):
+            return _compat.shown_place(file, _compat.line_of(frame))
+    return "?"
 
 
 def _equation_names(eqn: Any) -> list[str]:

@@ -6,6 +6,7 @@ several values are in the order in which the function returns them.
 """
 
 import contextlib
+import fnmatch
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -16,6 +17,7 @@ from jax.core import Tracer
 
 from .. import _compat
 from .._engine.active_calls import this_thread
+from .._sites.chosen import is_wild
 
 
 class _Marking(_compat.Primitive):
@@ -49,22 +51,29 @@ _compat.register_lowering(returned_p, lambda ctx, *args, **params: [])
 
 @contextlib.contextmanager
 def listening(
-    names: Collection[str], is_own: Callable[[types.FrameType], bool]
+    names: Collection[str],
+    is_own: Callable[[types.FrameType], bool],
+    is_visible: Callable[[types.FrameType], bool],
 ) -> Iterator[None]:
-    """Marks the calls of functions of these names inside, if their frame `is_own`."""
-    wanted = frozenset(names)
+    """Marks the calls of functions of these names inside, if their frame `is_own`. Of
+    patterns among the names, if it `is_visible` too.
+    """
+    exact = frozenset(name for name in names if not is_wild(name))
+    patterns = [name for name in names if is_wild(name)]
     # What is begun: the frame itself, so that each return finds its own.
     begun: list[types.FrameType] = []
 
     def profile(frame: types.FrameType, event: str, value: Any) -> None:
-        if frame.f_code.co_name not in wanted or event not in ("call", "return"):
-            return
         name = frame.f_code.co_name
         if event == "call":
-            if is_own(frame):
+            wanted = name in exact or (
+                any(fnmatch.fnmatchcase(name, p) for p in patterns)
+                and is_visible(frame)
+            )
+            if wanted and is_own(frame):
                 begun.append(frame)
                 returned_p.bind(name=name, begins=True)
-        elif begun and begun[-1] is frame:
+        elif event == "return" and begun and begun[-1] is frame:
             begun.pop()
             arrays = [x for x in jtu.tree_leaves(value) if isinstance(x, Tracer)]
             returned_p.bind(*arrays, name=name, begins=False)

@@ -101,8 +101,17 @@ def _merged_site(a: Site | ModuleKey, b: Site | ModuleKey) -> Site | ModuleKey |
     collector = listener_at(a.depth)
     if prefix is None or collector is None:
         return None
-    key: Any = grouped(a.key, [prefix])
-    made = [dataclasses.replace(x, key=key) for x in (a, b)]
+    made: list[Any] = [
+        dataclasses.replace(x, key=grouped(x.key, [prefix])) for x in (a, b)
+    ]
+    aliases = [x.alias for x in made if type(x) is Site and x.alias is not None]
+    if len(aliases) == 2 and aliases[0] != aliases[1]:
+        (first, end), (second, _) = aliases
+        shared = common(first, second)
+        if shared is None:
+            return None
+        alias = grouped(first, [shared]), end
+        made = [dataclasses.replace(x, alias=alias) for x in made]
     if type(a) is not type(b) or made[0] != made[1]:
         return None
     if prefix not in collector.groups:

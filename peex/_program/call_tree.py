@@ -17,7 +17,7 @@ from .._engine.reading import of_jaxpr, of_primitive
 from .._engine.rule import Body, rule_of
 from .._engine.rules.cond import union
 from .._engine.signature import TapSpec
-from .._engine.site import Site
+from .._engine.site import Side, Site
 from .._errors import SiteLostError
 from .flops import bodies, Costs
 
@@ -98,15 +98,20 @@ def find_calls(jaxpr: Any, depth: int) -> Calls:
     logged = []
     for nodes, spec in zip(level.taps, of_jaxpr(jaxpr).taps, strict=True):
         for node in nodes:
-            if spec.info.site.pre:
+            if _opens(spec.info.site):
                 node.before = spec
             else:
                 node.after = spec
-        if nodes and not spec.info.site.pre:
+        if nodes and not _opens(spec.info.site):
             logged.append(nodes[0])
     cost = walk.costs.of_jaxpr(jaxpr)
     roots = _arrived(level.roots)
     return Calls(roots, logged, level.flops, cost.uncounted, cost.reads, cost.in_rules)
+
+
+def _opens(site: Site) -> bool:
+    """Whether it is the first of the two sites of a call."""
+    return site.side is Side.ARGS_AND_KWARGS
 
 
 def _arrived(nodes: Sequence[Node]) -> list[Node]:
@@ -182,7 +187,7 @@ def _one_of(levels: Sequence[Level], branches: Sequence[Body]) -> Level:
         for nodes, place in zip(level.taps, places, strict=True):
             taps[place] += nodes
     for nodes, spec in zip(taps, whole.taps, strict=True):
-        if spec.info.site.pre or not nodes:
+        if _opens(spec.info.site) or not nodes:
             continue
         first, *others = nodes
         known = [node.flops for node in nodes if node.flops is not None]
@@ -253,7 +258,7 @@ class _Opened:
         # Otherwise it comes out of a branch or loop that JAX has batched: `vmap` of a
         # `cond` hands out all its values behind it.
         here = values == logs
-        if info.site.pre:
+        if _opens(info.site):
             node = Node(info.site)
             self._here().append(node)
             self._open.append((node, self.flops, here))
@@ -267,7 +272,7 @@ class _Opened:
     def _close(self, site: Site, here: bool) -> Node:
         keys = [node.site.key for node, _, _ in self._open]
         if site.key not in keys:
-            # A value inside of a module, or one whose arguments were dropped.
+            # A value inside of a call, or one whose arguments were dropped.
             node = Node(site)
             self._here().append(node)
             return node

@@ -18,7 +18,7 @@ from .._engine.active_calls import next_depth, started
 from .._engine.collector import Collector, NOT_RECEIVED
 from .._engine.rules.install import install
 from .._engine.scope import Scope
-from .._engine.site import freeze, ModuleKey, Site, suffix_of
+from .._engine.site import freeze, ModuleKey, Side, Site, suffix_of
 from .._engine.values import once
 from .._errors import SiteLostError
 from .._hooks.log_fns import IdentityLog
@@ -26,7 +26,7 @@ from .._instrument.alike import made_alike
 from .._instrument.classes import instrument
 from .._instrument.probe import own_caches, Probes
 from .._program.call_tree import Calls, find_calls, Lost
-from .._sites.select import Chosen
+from .._sites.chosen import Chosen
 from .._sites.stacked import grouped, is_refusal, keys_in, Prefix, refuse
 from .._wrappers.make_sites import names_probe, SitesByKey
 from .._wrappers.run import call_method
@@ -49,7 +49,7 @@ class AbstractRun:
     calls: Calls
     groups: list[Prefix]
     lost: dict[str, str]
-    missed: dict[str, tuple[list[str], str | None]]
+    missed: dict[str, tuple[dict[str, str], str | None]]
     leaves: list[Any]
     run: Callable[..., list[Any]]
 
@@ -81,7 +81,7 @@ def run_abstractly(
     while True:
         collector = Collector(Scope(next_depth()))
         collector.groups = groups
-        keys = [(c, c.key(root_method)) for c in chosen]
+        keys = [(c, c.site_key(root_method)) for c in chosen]
         wanted = [
             x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})
         ]
@@ -122,15 +122,15 @@ def run_abstractly(
 
 def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> SitesByKey:
     """At each place two sites: at the arguments, then at the output; and one at each
-    value inside. All modules tell their keys, for the probes in them.
+    value inside of the call. All modules tell their keys, for the probes in them.
     """
     sites: SitesByKey = {}
     for chosen, key in wanted:
         methods = sites.setdefault(chosen.place, {})
         mine = methods.get(chosen.method, ())
-        after = _site(key, depth, chosen)
-        if chosen.inside is None:
-            before = dataclasses.replace(after, pre=True, with_kwargs=True)
+        after = _site(key, depth, chosen, chosen.suffix, chosen.value)
+        if chosen.inside is None and not chosen.is_input:
+            before = dataclasses.replace(after, side=Side.ARGS_AND_KWARGS)
             mine = ModuleKey(key, depth), before, after, *mine
         else:
             mine = *mine, after
@@ -138,22 +138,28 @@ def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> SitesByKey:
     return sites
 
 
-def _site(key: str, depth: int, chosen: Chosen | None = None, suffix: str = "") -> Site:
+def _site(
+    key: str,
+    depth: int,
+    chosen: Chosen | None,
+    suffix: str,
+    inside: tuple[str, int | None] | None = None,
+) -> Site:
     log, _ = freeze("log_fn", IdentityLog(), is_identity=True)
     return Site(
         key=key,
         depth=depth,
         direct=False,
         backward=False,
-        pre=False,
-        with_kwargs=False,
+        side=Side.INPUT if chosen is not None and chosen.is_input else Side.OUTPUT,
         hook=None,
         log=log,
         takes_data=False,
         asked=True,
         while_buffer=None,
-        inside=None if chosen is None else chosen.value,
-        suffix=suffix if chosen is None else chosen.suffix,
+        inside=inside,
+        suffix=suffix,
+        alias=None if chosen is None else chosen.named(suffix),
     )
 
 
@@ -167,13 +173,15 @@ def _probes(
 
     def site(module: str, name: str, index: int) -> Site | None:
         suffix = suffix_of(name, index)
-        mine = probed is None or any(
-            names_probe(c, root_method, collector.groups, module, name, index)
-            for c in probed
-        )
-        if not mine:
-            return None
-        return _site(f"{module}{suffix}", collector.scope.depth, suffix=suffix)
+        groups = collector.groups
+        mine = None
+        if probed is not None:
+            for mine in probed:
+                if names_probe(mine, root_method, groups, module, name, index):
+                    break
+            else:
+                return None
+        return _site(f"{module}{suffix}", collector.scope.depth, mine, suffix)
 
     return Probes(wanted, site)
 

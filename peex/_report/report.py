@@ -5,26 +5,29 @@ is what a log will hold.
 """
 
 import dataclasses
+import fnmatch
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
-from .._engine.messages import Axes
 from .._engine.numbering import Numbering
 from .._engine.signature import TapSpec
+from .._engine.site import Side, Site
 from .._engine.values import once
+from .._log import described
 from .._program.call_tree import Node
-from .._sites.patterns import nearest
+from .._sites.chosen import Chosen
+from .._sites.patterns import with_places
 from .._sites.places import Place, places, static_modules
-from .._sites.select import Chosen, default_of, select
+from .._sites.select import default_of, select
 from .._sites.stacked import grouped
 from .._wrappers.plan import check_method, root_method_of
 from .._wrappers.types import Method, Where
 from .abstract_run import AbstractRun, run_abstractly
 from .parameters import is_array_or_shape, Parameter, Parameters
-from .result import Axis, Call, Missing, Report, Tree
+from .result import Call, Missing, Report, Tree
 from .sites import class_name
 
 
@@ -77,30 +80,39 @@ def report(
     check_method(model, method)
     root_method = root_method_of(model, method)
     selected, asked = select(model, where, root_method)
-    one_call = {c.key(root_method) for c in selected if c.call is not None}
     chosen, asked = _of_all_calls(selected), [(n, _of_all_calls(c)) for n, c in asked]
     at = {place.name: place for place in places(model, root_method)}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
-    everything = tuple(dict.fromkeys((*chosen, *callable_)))
+    plain = {dataclasses.replace(c, alias=None) for c in chosen}
+    everything = (*chosen, *(c for c in callable_ if c not in plain))
     probed = None if where is None else [c for c in chosen if c.inside is not None]
     abstract = run_abstractly(
         model, everything, probed, root_method, method, args, kwargs
     )
-    key_of = lambda c: grouped(c.key(root_method), abstract.groups)
+    key_of = lambda c: grouped(c.site_key(root_method), abstract.groups)
     named = [(key_of(c), c) for c in everything]
     known = _Known(model, [(key, at[c.place]) for key, c in named])
-    made = _calls(abstract, known)
+    logged = abstract.calls.logged
+    numbering = Numbering()
+    numbers = {id(node): numbering.next(node.site) for node in logged}
+    at_site: dict[str, list[Chosen]] = {}
+    for c in selected:
+        at_site.setdefault(key_of(c), []).append(c)
+    log_keys = {
+        id(node): _log_keys(
+            node.site, numbers[id(node)], at_site.get(node.site.key, ())
+        )
+        for node in logged
+    }
+    made = _calls(abstract, known, numbers, log_keys)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
-    entries = [made[id(node)] for node in abstract.calls.logged]
-    all_calls = {c.key(root_method) for c in selected if c.call is None}
-    only = {c.site_key(root_method) for c in selected} - all_calls
-    keep = lambda c: (
-        c.is_inside or (c.key in one_call if c.site in only else c.site in keys)
-    )
-    entries = {c.key: c for c in entries if keep(c)}
-    fired = {call.site for call in made.values()}
-    fired |= {site.partition("#")[0] for site in fired}  # of a name, any
+    entries = {
+        key: dataclasses.replace(made[i], key=key)
+        for i, keys_ in log_keys.items()
+        for key in keys_
+    }
+    fired = {key for node in logged for key in (node.site.key, node.site.chosen)}
     # A pattern for values inside is one question to many modules.
     answered = {
         key_of(c)
@@ -110,7 +122,9 @@ def report(
         if c.inside is not None
     }
     inside = {key for key, c in named if c.inside is not None}
-    silent = [k for k in keys if k not in fired | answered]
+    # The values that a pattern for them stands for may be marked by `px.probe` alone.
+    by_pattern = {k for k in inside if fnmatch.filter(fired, k)}
+    silent = [k for k in keys if k not in fired | answered | by_pattern]
     missing = _missing(abstract, known, silent, inside)
     if where is None:
         missing += [_static(p.name, p.node) for p in static_modules(model)]
@@ -124,8 +138,36 @@ def report(
     )
 
 
+def _log_keys(site: Site, number: int, chosen: Sequence[Chosen]) -> list[str]:
+    """The keys that a call has in a log, if it is there: `chosen` is what was selected
+    at its site.
+    """
+    keys = []
+    alike = lambda c: c.call is None and (c.alias is None) == (site.alias is None)
+    if any(map(alike, chosen)) or (_kind(site) is not None and not chosen):
+        keys.append(site.numbered(number))
+    for c in chosen:
+        if c.call == number:
+            alone = dataclasses.replace(site, call=c.call, alias=c.named(c.suffix))
+            keys.append(alone.numbered(number))
+    return keys
+
+
+def _kind(site: Site) -> str | None:
+    """Of what isn't the output of a module."""
+    if site.side is Side.INPUT:
+        return "arguments"
+    return "value" if site.suffix else None
+
+
 def _of_all_calls(chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
-    return tuple(dict.fromkeys(dataclasses.replace(c, call=None) for c in chosen))
+    """What is chosen, each at all calls, and once: by the user's own name, if that is
+    for all calls.
+    """
+    of_all = [c for c in chosen if c.call is None]
+    known = {dataclasses.replace(c, alias=None) for c in of_all}
+    of_one = (dataclasses.replace(c, call=None, alias=None) for c in chosen)
+    return (*dict.fromkeys(of_all), *dict.fromkeys(c for c in of_one if c not in known))
 
 
 class _Known:
@@ -164,30 +206,36 @@ class _Known:
         return any(mine & set(ids) for i in positions for ids in known[i : i + 1])
 
 
-def _calls(abstract: AbstractRun, known: _Known) -> dict[int, Call]:
+def _calls(
+    abstract: AbstractRun,
+    known: _Known,
+    numbers: dict[int, int],
+    log_keys: dict[int, list[str]],
+) -> dict[int, Call]:
     """The calls as they are shown, by the `id` of their nodes."""
-    numbering = Numbering()
-    numbers = {id(node): numbering.next(node.site) for node in abstract.calls.logged}
+    # Loops are counted as in the log, then those in which nothing is logged.
+    ordered = sorted(abstract.calls.logged, key=lambda node: not log_keys[id(node)])
+    axes = described({id(n): n.after.info.axes for n in ordered if n.after is not None})
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
         assert node.after is not None
         children = tuple(make(child) for child in node.children)
         site, number = node.site.key, numbers[id(node)]
-        inside = bool(node.site.suffix)
+        kind = _kind(node.site)
         made[id(node)] = Call(
             key=node.site.numbered(number),
             site=site,
             number=number,
-            is_inside=inside,
-            class_name="value" if inside else known.class_name(site),
+            is_inside=kind is not None,
+            class_name=kind or known.class_name(site),
             inputs=_own(node.before),
             outputs=_own(node.after),
-            axes=_axes(node.after.info.axes),
+            axes=axes[id(node)],
             log=_tree(node.after, 0),
             when=_when(node),
-            parameters=() if inside else known.of(site),
-            flops=0 if inside else node.flops,
+            parameters=() if kind else known.of(site),
+            flops=0 if kind else node.flops,
             children=children,
         )
         return made[id(node)]
@@ -211,11 +259,6 @@ def _tree(spec: TapSpec, skip: int) -> Any:
 
 def _own(spec: TapSpec | None) -> Any:
     return None if spec is None else _tree(spec, len(spec.info.axes.shape))
-
-
-def _axes(axes: Axes) -> tuple[Axis, ...]:
-    kinds = {"device": axes.devices, "step": axes.steps, "batch": axes.batch}
-    return tuple(Axis(kind, int(n)) for kind, sizes in kinds.items() for n in sizes)
 
 
 def _static(key: str, module: Any) -> Missing:
@@ -262,8 +305,9 @@ def _missing(
     return missing
 
 
-def _no_such_name(key: str, names: Sequence[str], hides: str | None) -> str:
+def _no_such_name(key: str, places: dict[str, str], hides: str | None) -> str:
     if hides is not None:
         return f"it occurs inside of {hides} only, whose rule stands in its place"
     name = key.rpartition("/")[2]
-    return f"nothing in the forward pass has this name; nearest: {nearest(name, names)}"
+    names = with_places(name, places)
+    return f"nothing in the forward pass has this name; nearest: {names}"

@@ -2,22 +2,16 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.tree_util as jtu
 
+from .._log import Axis
 from .._sites.patterns import nearest
 from .._text import plural, shown_arrays, shown_bytes, shown_count
 from .._wrappers.budget import num_bytes
 from .parameters import HasParameters, Parameter, parameter_notes, parameters_dict
 from .table import Column, Shown, Table
-
-
-class Axis(NamedTuple):
-    """A leading axis of a log: `kind` is `"device"`, `"step"` or `"batch"`."""
-
-    kind: str
-    size: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,13 +20,16 @@ class Call(HasParameters):
 
     - `key`, `site`, `number`: its key in a log, as `"cell#2"`; the key of the site,
         `"cell"`; and the number of the call, 2 (0 for the first).
-    - `is_inside`: whether it is a value inside of a module, rather than its output.
-    - `class_name`: of the module; `"value"` for a value inside of one.
+    - `is_inside`: whether it is a value inside of a call, rather than its output: one
+        that is named inside of a module, or its arguments, as `"cell:in"`.
+    - `class_name`: of the module; `"value"` for a value inside of one, `"arguments"`
+        for its arguments.
     - `inputs`: the pair `(args, kwargs)` of one example at one step, as a pytree of
         `jax.ShapeDtypeStruct`s (`None` for what isn't an array). `None` if it isn't
         known.
     - `outputs`: the output, likewise.
-    - `axes`: the axes that the output gains in a log, in their order.
+    - `axes`: the axes that the output gains in a log, in their order, as a
+        [`peex.Log`][] has them: `kind`, `size`, and `loop` where a step axis is of one.
     - `log`: the output with these axes, as `px.IdentityLog` records it.
     - `when`: `"always"`; `"conditional"`, in a branch of a `cond` or `switch`; or
         `"last of many"`, in a `while` loop, of which a log holds the last iteration.
@@ -85,7 +82,9 @@ class Call(HasParameters):
             "class": self.class_name,
             "inputs": _arrays(self.inputs),
             "outputs": _arrays(self.outputs),
-            "axes": [list(axis) for axis in self.axes],
+            "axes": [
+                [*axis, axis.loop] if axis.loop else [*axis] for axis in self.axes
+            ],
             "when": self.when,
             "parameters": self.parameter_count,
             "parameter_bytes": self.parameter_bytes,
@@ -103,7 +102,8 @@ class Call(HasParameters):
         return outputs if self.is_inside else f"{self.shown_inputs} -> {outputs}"
 
     def _axes(self) -> str:
-        shown = [f"{kind} {size}" for kind, size in self.axes]
+        loop = lambda axis: "" if axis.loop is None else f" ({axis.loop})"
+        shown = [f"{axis.kind} {axis.size}{loop(axis)}" for axis in self.axes]
         return ", ".join([*shown, *([] if self.when == "always" else [self.when])])
 
 
@@ -237,7 +237,7 @@ class Report(HasParameters, Shown):
         self.parameters = parameters
         self.flops = flops
         self.uncounted = uncounted
-        self._calls = {call.key: call for call in tree}
+        self._calls = {call.key: call for call in tree} | entries
 
     def __getitem__(self, key: str) -> Call:
         if key in self._calls:

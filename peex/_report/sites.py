@@ -162,7 +162,8 @@ def sites(model: Any) -> Sites:
 
     A mapping from keys to what is known of each place: class, parameters (those that
     are shared are recognised, and counted once), and what chooses it. Whether it runs,
-    and what flows there, says [`peex.report`][].
+    and what flows there, says [`peex.report`][]. The arguments of each are a site too:
+    `"layers.0:in"`.
     """
     parameters = Parameters(model)
     found = [(p, _chosen(p)) for p in places(model, "__call__")]

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._engine.site import INPUT
+
 
 Key = tuple[str, ...]
 
@@ -33,6 +35,11 @@ def split_method(text: str) -> tuple[str, str]:
         return path, method
     path, colon, method = text.rpartition(":")
     return (path, method) if colon and '"' not in method else (text, "")
+
+
+def split_input(text: str) -> tuple[str, bool]:
+    """A key, and whether it is that of the arguments of a module."""
+    return text.removesuffix(INPUT), text.endswith(INPUT)
 
 
 def split_call(text: str) -> tuple[str, int | None]:

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from .._errors import SiteNotFoundError
-from .keys import Key, split, split_call, split_method
+from .keys import Key, split, split_call, split_input, split_method
 
 
 def nearest(key: str, keys: Iterable[str], n: int = 20) -> str:
@@ -18,6 +18,13 @@ def nearest(key: str, keys: Iterable[str], n: int = 20) -> str:
     ordered = list(dict.fromkeys([*close, *keys]))
     more = f", and {len(ordered) - n} more" if len(ordered) > n else ""
     return ", ".join(map(repr, ordered[:n])) + more or "(there are none)"
+
+
+def with_places(name: str, places: Mapping[str, str]) -> str:
+    """All names, those most like `name` first, each with its place in the source."""
+    close = difflib.get_close_matches(name, places, n=len(places) or 1, cutoff=0.3)
+    names = dict.fromkeys([*close, *places])
+    return ", ".join(f"{n!r} ({places[n]})" for n in names) or "(there are none)"
 
 
 def splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
@@ -35,15 +42,27 @@ def splits(pattern: str) -> Iterator[tuple[str, str, int | None]]:
 
 def matches(pattern: Key, key: Key) -> bool:
     """Whether a dotted pattern, in components, matches a key."""
+    return filled(pattern, key) is not None
+
+
+def filled(pattern: Key, key: Key) -> Key | None:
+    """The components of a key that the wildcards of a pattern stand for; `None` if it
+    doesn't match.
+    """
     if not pattern:
-        return not key
+        return None if key else ()
     head, *rest = pattern
     tail = tuple(rest)
     if head == "**":
-        return any(matches(tail, key[i:]) for i in range(len(key) + 1))
+        for i in range(len(key) + 1):
+            found = filled(tail, key[i:])
+            if found is not None:
+                return (*key[:i], *found)
+        return None
     if not key or not (key[0] == head or fnmatch.fnmatchcase(key[0], head)):
-        return False
-    return matches(tail, key[1:])
+        return None
+    found = filled(tail, key[1:])
+    return found if found is None or key[0] == head else (key[0], *found)
 
 
 def first_match(what: str, fn: Any, key: str, suffix: str) -> str | None:
@@ -101,6 +120,9 @@ def _module_matches(pattern: str, key: str) -> bool:
     if pattern == key:
         return True
     (pattern, call), (key, key_call) = split_call(pattern), split_call(key)
+    (pattern, of_input), (key, key_of_input) = split_input(pattern), split_input(key)
+    if of_input != key_of_input:
+        return False
     path, method = split_method(pattern)
     key_path, key_method = split_method(key)
     same = method == key_method and call in (None, key_call)

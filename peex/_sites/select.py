@@ -5,7 +5,6 @@ that what matches nothing is an error at once.
 """
 
 import dataclasses
-import fnmatch
 import functools as ft
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,59 +12,13 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 
-from .._engine.site import suffix_of
 from .._errors import SiteNotFoundError
-from .keys import split, split_call, split_method
+from .chosen import Chosen, is_wild
+from .keys import Key, split, split_call, split_input, split_method
 from .not_found import not_found, refuse_node, returns_nodes
-from .patterns import key_matches, matches, splits
+from .patterns import filled, key_matches, matches, splits
 from .places import Place, places
 from .walk import is_function, unwrap
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """One chosen site: a module (or function) and its method; or a named value inside
-    of that, and which one of its name (`None`: all). `call` is which further call of it
-    (`None`: all).
-    """
-
-    place: str
-    method: str
-    inside: str | None = None
-    index: int | None = None
-    call: int | None = None
-
-    def key(self, root_method: str) -> str:
-        """What was asked for."""
-        call = "" if self.call is None else f"#{self.call}"
-        return f"{self.module_key(root_method)}{call}{self.suffix}"
-
-    def module_key(self, root_method: str) -> str:
-        """The key of the module."""
-        if self.method == "__call__" or (
-            self.place == "." and self.method == root_method
-        ):
-            return self.place
-        return f"{self.place}:{self.method}"
-
-    def site_key(self, root_method: str) -> str:
-        """The key of its site, which is that of all calls."""
-        return f"{self.module_key(root_method)}{self.suffix}"
-
-    @property
-    def suffix(self) -> str:
-        return "" if self.inside is None else suffix_of(self.inside, self.index)
-
-    @property
-    def value(self) -> tuple[str, int | None] | None:
-        """The value inside, as a site says it."""
-        return None if self.inside is None else (self.inside, self.index)
-
-    def names(self, name: str, index: int | None = None) -> bool:
-        """Whether it is a value inside, of this name, and this one of its name."""
-        if self.inside is None or not fnmatch.fnmatchcase(name, self.inside):
-            return False
-        return None in (index, self.index) or index == self.index
 
 
 def select(
@@ -101,6 +54,8 @@ def select(
             else:
                 chosen = _by_class(all_places, part, root_method)
                 groups.append((part.__name__, chosen))
+    elif isinstance(where, Mapping):
+        groups = _by_name(all_places, where, root_method)
     elif callable(where):
         refuse_node(where, all_places)
         groups = _by_function(all_places, where, model, root_method)
@@ -124,7 +79,11 @@ def select(
     }
     order = {p.name: i for i, p in enumerate(all_places)}
     ordered = sorted(
-        wanted, key=lambda c: (order[c.place], c.method, c.suffix, c.call or 0)
+        wanted,
+        key=lambda c: (
+            *(order[c.place], c.method, not c.is_input, c.suffix, c.call or 0),
+            c.alias or "",
+        ),
     )
     return tuple(ordered), tuple((name, tuple(c)) for name, c in groups)
 
@@ -175,6 +134,57 @@ def _by_function(
     return groups
 
 
+def _by_name(
+    all_places: list[Place], where: Mapping[Any, Any], root_method: str
+) -> list[tuple[str, list[Chosen]]]:
+    """As a dict chooses, from names of the user's own to patterns and classes."""
+    groups = []
+    for name, part in where.items():
+        if not isinstance(name, str) or not name or "#" in name or "/" in name:
+            raise TypeError(
+                "A name of your own in `where` is a string without '#', which counts "
+                "calls, and '/', which is in front of values inside of a module; got "
+                f"{name!r}. Write `where={{'resid': 'layers.*'}}`."
+            )
+        if isinstance(part, str):
+            shown, chosen = part, _by_pattern(all_places, part, root_method)
+        elif isinstance(part, type):
+            shown, chosen = part.__name__, _by_class(all_places, part, root_method)
+        else:
+            raise TypeError(
+                "`where` is a pattern, a class, a list of these, or a dict from names "
+                "of your own to patterns and classes, as `{'resid': 'layers.*'}`; got "
+                f"{part!r} for the name {name!r}."
+            )
+        aliases = (".".join((name, *_told_apart(part, c))) for c in chosen)
+        pairs = zip(chosen, aliases, strict=True)
+        groups.append((shown, [dataclasses.replace(c, alias=a) for c, a in pairs]))
+    keys = [c.key(root_method) for _, chosen in groups for c in chosen]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise TypeError(
+                f"`where` gives the name {key!r} to two sites, and a log has one entry "
+                "of each name. Write other names, or a pattern for each site."
+            )
+    return groups
+
+
+def _told_apart(part: Any, chosen: Chosen) -> Key:
+    """What is behind a name in the keys of the sites that it stands for: all that the
+    wildcards of its pattern stand for; of a class, the key of the module.
+    """
+    key = split(chosen.place)
+    if not isinstance(part, str):
+        return key
+    if chosen.inside is not None:
+        part = next(around for around, name, _ in splits(part) if name == chosen.inside)
+    if not is_wild(part):
+        return ()
+    part, _ = split_call(part)
+    part, _ = split_input(part)
+    return filled(split(split_method(part)[0]), key) or ()
+
+
 def _by_pattern(
     all_places: list[Place], pattern: str, root_method: str
 ) -> list[Chosen]:
@@ -183,20 +193,27 @@ def _by_pattern(
         if chosen:
             break
         modules = _calls_by_pattern(all_places, around, root_method)
-        chosen = [Chosen(m.place, m.method, name, index, m.call) for m in modules]
+        chosen = [
+            dataclasses.replace(m, inside=name, index=index)
+            for m in modules
+            if not m.is_input
+        ]
     return chosen
 
 
 def _calls_by_pattern(
     all_places: list[Place], pattern: str, root_method: str
 ) -> list[Chosen]:
-    """Modules; or, as in `"cell#1"`, one further call of each."""
+    """Modules; or, as in `"cell:in"`, the arguments of each, or as in `"cell#1"`, one
+    further call.
+    """
     chosen = _modules_by_pattern(all_places, pattern, root_method)
     module, call = split_call(pattern)
-    if chosen or call is None:
+    module, is_input = split_input(module)
+    if chosen or module == pattern:
         return chosen
     modules = _modules_by_pattern(all_places, module, root_method)
-    return [dataclasses.replace(m, call=call) for m in modules]
+    return [dataclasses.replace(m, call=call, is_input=is_input) for m in modules]
 
 
 def _modules_by_pattern(

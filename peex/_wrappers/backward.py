@@ -15,7 +15,7 @@ from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import Log
+from .._log import described, Log
 from .._sites.walk import AbstractWrapper
 from .hook_collector import HookCollector
 from .plan import Plan, plan
@@ -40,7 +40,7 @@ class BackwardCollector(HookCollector):
         if not isinstance(info, BufferAsk):
             return super().supply(info)
         self.received.add(info.site.key)
-        self.calls[info.site.key, info.site.call] += 1
+        self.heard.append(info.site)
         if info.site.log is None:
             return []
         key = self._number_log(info.site)
@@ -58,12 +58,11 @@ class BackwardCollector(HookCollector):
     def log_of(self, buffers: Iterable[Any]) -> Log:
         """The log that this call has asked for, of these buffers."""
         rest = iter(buffers)
-        return Log(
-            {
-                key: pack(info.treedef, info.dtypes, [next(rest) for _ in asked])
-                for key, (info, asked) in self.made.items()
-            }
-        )
+        entries, axes = {}, {}
+        for key, (info, asked) in self.made.items():
+            entries[key] = pack(info.treedef, info.dtypes, [next(rest) for _ in asked])
+            axes[key] = info.axes
+        return Log(entries, axes=described(axes))
 
     def _buffers(self, key: str, info: BufferAsk) -> list[Any]:
         assert self.log is not None

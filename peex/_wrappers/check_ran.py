@@ -1,11 +1,12 @@
 """Whatever was asked for explicitly must have run, and the error says why it didn't."""
 
+import collections
 import types
 from collections.abc import Collection
 from typing import Any, NoReturn
 
 from .._errors import SiteLostError, SiteNotFiredError
-from .._sites.patterns import key_matches, nearest
+from .._sites.patterns import key_matches, nearest, with_places
 from .._sites.stacked import grouped
 from .hook_collector import HookCollector
 from .plan import Plan, Wanted
@@ -18,17 +19,17 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
     **Raises:** `SiteNotFiredError`.
     """
     received, groups = collector.received, collector.groups
-    probes = collector.probes.met
+    if plan.default and not received:
+        _none_ran(plan, collector)
+    if not (plan.asked or plan.acting or plan.probed):
+        return
+    probes, most = collector.probes.met, _most_calls(collector)
 
     def ran(key: str, call: int | None) -> bool:
         names = {key, grouped(key, groups)}
-        if call is None:
-            return bool(names & received)
-        counts = (collector.calls[name, one] for name in names for one in (call, None))
-        return max(counts) > call
+        counts = (most.get((name, one), 0) for name in names for one in (call, None))
+        return max(counts) > (call or 0)
 
-    if plan.default and not received:
-        _none_ran(plan, collector)
     for name, chosen in plan.asked:
         # Of a pattern for names, the probes that matched it.
         as_probes = {
@@ -110,6 +111,17 @@ def _does_it_call(plan: Plan, collector: HookCollector) -> str:
     )
 
 
+def _most_calls(collector: HookCollector) -> dict[Wanted, int]:
+    """How often what was chosen has run: of a pattern for values inside, any of them."""
+    calls = collections.Counter(
+        (s.chosen, s.call, s.key, s.alias) for s in collector.heard
+    )
+    most: dict[Wanted, int] = {}
+    for (chosen, call, *_), count in calls.items():
+        most[chosen, call] = max(count, most.get((chosen, call), 0))
+    return most
+
+
 def _not_run(
     plan: Plan,
     collector: HookCollector,
@@ -120,9 +132,9 @@ def _not_run(
     received = collector.received
     keys = sorted(key if call is None else f"{key}#{call}" for key, call in chosen)
     shown = ", ".join(repr(k) for k in keys[:5])
-    calls = collector.calls
+    most = _most_calls(collector)
     fewer = [
-        (key, max(calls[key, call], calls[key, None]))
+        (key, max(most.get((key, call), 0), most.get((key, None), 0)))
         for key, call in chosen
         if call is not None and key in received
     ]
@@ -150,10 +162,14 @@ def _times(n: int) -> str:
     return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
-def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoReturn:
+def _no_such_name(
+    asked: str, missed: list[tuple[dict[str, str], str | None]]
+) -> NoReturn:
     """A name that isn't in the forward passes that ran."""
     _, _, name = asked.rpartition("/")
-    names = dict.fromkeys(name for names, _ in missed for name in names)
+    names: dict[str, str] = {}
+    for there, _ in missed:
+        names = there | names
     hidden = [around for _, around in missed if around is not None]
     why = "nothing in the forward pass that ran has this name."
     if name.partition("#")[0] in names:
@@ -165,7 +181,7 @@ def _no_such_name(asked: str, missed: list[tuple[list[str], str | None]]) -> NoR
         )
     raise SiteNotFiredError(
         f"`where={asked!r}` was asked for, but {why} Names there, nearest first: "
-        f"{nearest(name, names, 100)}. A name is that of an operation, of a function "
+        f"{with_places(name, names)}. A name is that of an operation, of a function "
         "that is called, of a `px.probe` or a `jax.ad_checkpoint.checkpoint_name`, "
         "with '#1' behind it for the second of this name. What runs in a module "
         "inside belongs to that, as in 'attn.query_proj/add'."

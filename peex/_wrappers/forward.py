@@ -10,7 +10,7 @@ from .._engine.numbering import Numbering
 from .._engine.values import eval_shape
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import Log
+from .._log import described, Log
 from .._sites.walk import AbstractWrapper
 from .budget import check_size
 from .hook_collector import HookCollector
@@ -76,17 +76,23 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
         - `where`: which sites. `None`: all leaf modules (callable, with no callable
             module inside). A pattern over keys, as `"layers.*.attn"` or `"**.norm"`
             (`*` is one path component, `**` any number), a class, or a list of these;
-            or a function from the model to its nodes, `lambda m: [m.a, m.b]`. Any key
+            a function from the model to its nodes, `lambda m: [m.a, m.b]`; or a dict
+            from names of your own to patterns and classes, `{"resid": "layers.*"}`.
+            These names become the keys, with what the wildcards stand for behind them:
+            `"resid.0"`, `"resid.1"` (of a class, the key of the module). Any key
             that is listed or logged is a pattern: `"cell#1"` is the second call of
             `cell` alone (a hook runs at all calls, and what it makes of the others is
             dropped). A key of a dict that could be taken for something else is listed
             in quotes, as in `{"a.b": ..., "a": {"b": ...}}`.
-            `"embed:attend"` is a method other than `__call__`. Functions in fields, as
-            an activation, are sites where they are named. `"attn/softmax"` is a value
-            inside of a module's forward pass: see below.
-        - `pre_hook`: whether the value is the tuple of a module's positional arguments
-            instead of its output. (The output of a stateful layer, which returns a pair
-            with an `eqx.nn.State`, is what comes before that.)
+            `"embed:attend"` is a method other than `__call__`, and `"attn:in"` (or
+            `"embed:attend:in"`) are the positional arguments of the call (no keyword
+            arguments): a lone one as itself, several as a tuple. Functions in fields,
+            as an activation, are sites where they are named. `"attn/softmax"` is a
+            value inside of a module's forward pass: see below.
+        - `pre_hook`: whether the value of all sites is the tuple of a module's
+            positional arguments instead of its output, under the key of that. (The
+            output of a stateful layer, which returns a pair with an `eqx.nn.State`, is
+            what comes before that.)
         - `with_kwargs`: of a pre hook, whether the value is the pair `(args, kwargs)`.
         - `method`: what is run: the name of a method of the model, or a function
             `f(model, *args, **kwargs)`, such as a rollout or a loss.
@@ -121,11 +127,13 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
             order in which they are returned.
 
         `"attn/div#1"` is the second of its name in one call, `"attn/div"` are all of
-        them; in the log, those of a further call of the module are `"attn#1/div"`. What
+        them, and `"attn/*"` all that have a name (of Python functions, those of the
+        model's own code, and of JAX that it calls); in the log, those of a further call
+        of the module are `"attn#1/div"`. What
         a callable module inside computes belongs to that one. Bodies of `jit`,
         `checkpoint`, `scan`, `cond` and `while_loop` are seen into, those of custom
         derivatives aren't. A name that isn't there raises [`peex.SiteNotFiredError`][],
-        which lists those that are.
+        which lists those that are, with file and line.
 
         The module is traced for this when it is called, so its code can't look at the
         values of arrays. The calls of a Python function are seen by a profiler
@@ -181,7 +189,7 @@ def _run(
 
 def _log(collector: Collector) -> Log:
     number = Numbering()
-    entries, counts = {}, {}
+    entries, counts, gained = {}, {}, {}
     for info, arrays in collector.records:
         if info.site.log is None:
             continue
@@ -192,4 +200,5 @@ def _log(collector: Collector) -> Log:
             *arrays, count = arrays
             counts[key] = jnp.squeeze(count, info.axes.rings)
         entries[key] = info.treedef.unflatten(arrays)
-    return Log(entries, counts)
+        gained[key] = info.axes
+    return Log(entries, counts, described(gained))

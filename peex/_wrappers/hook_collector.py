@@ -1,6 +1,5 @@
 """What listens to the sites of a wrapper, and answers with what its hooks hold."""
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from .._engine.collector import Collector
 from .._engine.messages import ArraysAsk, Ask, Tap
 from .._engine.numbering import Numbering
 from .._engine.scope import Scope
-from .._engine.site import freeze, Frozen
+from .._engine.site import freeze, Frozen, Site
 from .._engine.values import zeros
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
@@ -24,10 +23,10 @@ class HookCollector(Collector):
     """Collects for a wrapper, and answers with what its hooks hold.
 
     - `frozen`: the hooks and logs by name, without their arrays.
-    - `calls`: how many calls of each site were received.
+    - `heard`: the site of each call that was received.
     """
 
-    state = (*Collector.state, "_number", "calls")
+    state = (*Collector.state, "_number", "heard")
 
     def __init__(self, hook_fn: Any, log_fn: Any):
         super().__init__(Scope(next_depth()))
@@ -36,7 +35,7 @@ class HookCollector(Collector):
         self.step_hooks: dict[str, AbstractStepHook] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._number = Numbering()
-        self.calls: collections.Counter[tuple[str, int | None]] = collections.Counter()
+        self.heard: list[Site] = []
         for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
             if isinstance(fn, AbstractStepHook):
                 self.step_hooks[name] = fn
@@ -55,7 +54,7 @@ class HookCollector(Collector):
 
     def record(self, info: Tap, arrays: list[Any]) -> None:
         super().record(info, arrays)
-        self.calls[info.site.key, info.site.call] += 1
+        self.heard.append(info.site)
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if isinstance(info, ArraysAsk):

@@ -7,10 +7,10 @@ import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
-from .._engine.site import ModuleKey, Site, suffix_of
+from .._engine.site import ModuleKey, Side, Site, suffix_of
+from .._sites.chosen import Chosen
 from .._sites.patterns import first_match
 from .._sites.places import places
-from .._sites.select import Chosen
 from .._sites.stacked import grouped, Prefix
 from .hook_collector import HookCollector
 from .plan import Plan
@@ -31,14 +31,15 @@ class SiteMaker:
         self,
         key: str,
         suffix: str,
-        inside: tuple[str, int | None] | None,
         hook: str | None,
         log: str | None,
-        call: int | None = None,
+        chosen: Chosen | None = None,
+        inside: tuple[str, int | None] | None = None,
     ) -> Site | None:
-        """A site, from its key and the names of its hook and log; `None` if there is
-        nothing to do.
+        """A site, from its key, the names of its hook and log, and what `where` chose,
+        if it did; `None` if there is nothing to do.
         """
+        call = None if chosen is None else chosen.call
         plan, collector = self.plan, self.collector
         acting = collector.frozen.get(hook) if hook else None
         if hook and acting is not None and call is not None:
@@ -48,8 +49,7 @@ class SiteMaker:
             depth=collector.scope.depth,
             direct=collector.direct,
             backward=self.backward,
-            pre=plan.pre,
-            with_kwargs=plan.with_kwargs,
+            side=Side.INPUT if chosen is not None and chosen.is_input else plan.side,
             hook=acting,
             log=collector.frozen.get(log) if log else None,
             takes_data=acting is not None
@@ -59,6 +59,7 @@ class SiteMaker:
             inside=inside,
             suffix=suffix,
             call=call,
+            alias=None if chosen is None else chosen.named(suffix),
         )
         acts = site.hook is not None or site.log is not None or site.asked
         return site if acts else None
@@ -70,12 +71,12 @@ class SiteMaker:
         if self.plan.default:
             first = ft.partial(first_match, key=key, suffix=suffix)
             hook, log = (first(what, fn) for what, fn in self.collector.fns.items())
-            return self(key, suffix, None, hook, log)
+            return self(key, suffix, hook, log)
         for chosen, hook, log in self.plan.chosen:
             root_method = self.plan.root_method
             groups = self.collector.groups
             if names_probe(chosen, root_method, groups, module, name, index):
-                return self(key, suffix, None, hook, log, chosen.call)
+                return self(key, suffix, hook, log, chosen)
         return None
 
 
@@ -103,7 +104,7 @@ def sites_of(make: SiteMaker) -> SitesByKey:
     plan = make.plan
     for chosen, hook, log in plan.chosen:
         key = chosen.site_key(plan.root_method)
-        site = make(key, chosen.suffix, chosen.value, hook, log, chosen.call)
+        site = make(key, chosen.suffix, hook, log, chosen, chosen.value)
         if site is not None:
             methods = sites.setdefault(chosen.place, {})
             methods[chosen.method] = (*methods.get(chosen.method, ()), site)

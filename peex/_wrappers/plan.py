@@ -6,12 +6,14 @@ from typing import Any
 
 import equinox as eqx
 
+from .._engine.site import Side
 from .._hooks.callables import refuse_class
 from .._hooks.step_hooks import AbstractStepHook
 from .._instrument.classes import Memo
+from .._sites.chosen import Chosen
 from .._sites.patterns import assign
 from .._sites.places import places
-from .._sites.select import Chosen, probe_patterns, select
+from .._sites.select import probe_patterns, select
 from .._sites.walk import AbstractWrapper
 from .types import Method
 
@@ -31,6 +33,7 @@ class Plan:
     - `probed`: patterns of a dict of hooks or logs that may be those of probes.
     - `default`: whether `where` was left to choose by itself.
     - `root_method`: the method of the model itself that a call enters by.
+    - `side`: which value of its calls a module stands for, unless `":in"` says so.
     - The others: as the arguments of the wrappers.
     """
 
@@ -41,8 +44,7 @@ class Plan:
     default: bool
     method: Method
     root_method: str
-    pre: bool
-    with_kwargs: bool
+    side: Side
     while_buffer: int | None = None
     max_bytes: int | None = None
     memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
@@ -50,7 +52,7 @@ class Plan:
     def __hash__(self) -> int:
         # At every call of a jitted function that takes a wrapper.
         if self.memo.plan_hash is None:
-            others = (self.default, self.root_method, self.pre, self.with_kwargs)
+            others = (self.default, self.root_method, self.side)
             try:
                 method = hash(self.method)
             except TypeError:  # a module that holds arrays
@@ -63,6 +65,10 @@ class Plan:
         """Whether a `px.probe` may be a site: it has no arguments."""
         by_name = any(chosen.inside is not None for chosen, _, _ in self.chosen)
         return not self.pre and (self.default or by_name)
+
+    @property
+    def pre(self) -> bool:
+        return self.side is not Side.OUTPUT
 
     @property
     def logs(self) -> bool:
@@ -101,9 +107,10 @@ def plan(
     root_method = root_method_of(model, method)
     chosen, asked = select(model, where, root_method)
     key_of = {c: c.key(root_method) for c in chosen}
-    keys = {key: c.suffix for c, key in key_of.items()}
-    if pre and any(keys.values()):
-        (key, *_) = (k for k, suffix in keys.items() if suffix)
+    keys = {key: (c.named(c.suffix) or ("", c.suffix))[1] for c, key in key_of.items()}
+    inside = [key for c, key in key_of.items() if c.inside is not None]
+    if pre and inside:
+        (key, *_) = inside
         raise TypeError(
             f"{key!r} is a value inside of a module, which has no arguments; "
             "`pre_hook=True` is for modules. Leave it out, or name the module."
@@ -139,11 +146,16 @@ def plan(
         where is None,
         method,
         root_method,
-        pre,
-        with_kwargs,
+        _side(pre, with_kwargs),
         while_buffer,
         max_bytes,
     )
+
+
+def _side(pre: bool, with_kwargs: bool) -> Side:
+    if not pre:
+        return Side.OUTPUT
+    return Side.ARGS_AND_KWARGS if with_kwargs else Side.ARGS
 
 
 def by_name(what: str, fn: Any) -> list[tuple[str, Any]]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     LogFn = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any] | None] | None
     Pattern = str | type[eqx.Module]
     Patterns = Sequence[Pattern] | Set[Pattern]
-    Where = Pattern | Patterns | Callable[[Any], Any] | None
+    # As a dict, from names of one's own.
+    Where = Pattern | Patterns | Mapping[str, Pattern] | Callable[[Any], Any] | None
     # As that of `equinox.partition`.
     FilterSpec = PyTree[bool | Callable[[Any], bool]]
 else:

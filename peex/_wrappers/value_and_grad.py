@@ -1,6 +1,6 @@
 """Loss, gradient and logs in one call, without `init`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, overload, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -51,7 +51,8 @@ class _Step(NamedTuple):
     def __call__(
         self, model: Any, /, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, Logs], Any]:
-        loss, backward, forward, hook_fn, where, pre_hook, has_aux, trainable = self
+        loss, *parts, pre_hook, has_aux, trainable = self
+        backward, forward, hook_fn, where = map(_as_given, parts)
         trained, frozen = _split(model, trainable)
         trained, others = eqx.partition(trained, eqx.is_inexact_array)
         inner: Any = model
@@ -61,13 +62,18 @@ class _Step(NamedTuple):
                 model,
                 None,
                 forward,
-                where=where,
+                where=_own_sites(where, forward),
                 pre_hook=pre_hook,
                 method=loss,
             )
             method = "__call__"
         hooked = BackwardHook(
-            inner, hook_fn, backward, where=where, pre_hook=pre_hook, method=method
+            inner,
+            hook_fn,
+            backward,
+            where=_own_sites(where, backward, hook_fn),
+            pre_hook=pre_hook,
+            method=method,
         )
         outside = _compat.current_trace()
 
@@ -95,6 +101,23 @@ class _Step(NamedTuple):
             (_, (out, log)), grads = direct(trained)
             backward_log = Log()
         return (out, Logs(backward_log, log)), grads
+
+
+class _Items(NamedTuple):
+    """A dict in its own order, in which its patterns are tried; a pytree of dicts has
+    that of their keys.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+def _in_order(x: Any) -> Any:
+    return _Items(tuple(x), tuple(x.values())) if isinstance(x, Mapping) else x
+
+
+def _as_given(x: Any) -> Any:
+    return dict(zip(x.keys, x.values, strict=True)) if isinstance(x, _Items) else x
 
 
 def _split(model: Any, trainable: Any) -> tuple[Any, Any]:
@@ -219,8 +242,11 @@ def value_and_grad(
 
     - `loss`: any function `loss(model, *args, **kwargs)` that returns a scalar.
     - `backward`, `forward`: the `log_fn` of cotangents and of activations; `None` for
-        no such log.
-    - `hook_fn`: acts on the cotangents.
+        no such log. Without `where`, a dict from patterns to these chooses the sites of
+        its log by itself: `forward={"l:in": px.IdentityLog()}` beside
+        `backward={"l": px.IdentityLog()}`. What the loss maps over is in both, so
+        gradients per example follow: of a Linear, the outer products of the two.
+    - `hook_fn`: acts on the cotangents. A dict beside a dict `backward` chooses too.
     - `where`, `pre_hook`: as for [`peex.ForwardHook`][].
     - `has_aux`: whether `loss` returns a pair `(value, aux)`.
     - `trainable`: which arrays of the model get a gradient, as the `filter_spec` of
@@ -242,5 +268,13 @@ def value_and_grad(
     filter of the model; and as [`peex.BackwardHook`][].
     """
 
-    step = _Step(loss, backward, forward, hook_fn, where, pre_hook, has_aux, trainable)
+    dicts = map(_in_order, (backward, forward, hook_fn, where))
+    step = _Step(loss, *dicts, pre_hook, has_aux, trainable)
     return _ValueAndGrad(*freeze(getattr(loss, "__name__", type(loss).__name__), step))
+
+
+def _own_sites(where: Where, log_fn: LogFn, hook_fn: Hook = None) -> Where:
+    """Without `where`, what a dict of logs chooses, and a dict of hooks beside it."""
+    if where is not None or not isinstance(log_fn, dict):
+        return where
+    return [*log_fn, *(hook_fn if isinstance(hook_fn, dict) else ())] or None

@@ -1,8 +1,11 @@
 """One canary for each thing that is read from the Python stack, and a few others."""
 
+import contextlib
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from jax import tree_util as jtu
@@ -131,3 +134,24 @@ def test_what_equinox_keeps_of_a_module_besides_its_fields():
     vars(layer)["other"] = 1
     again = jax.tree.map(lambda x: x, layer)
     assert set(vars(again)) == set(_compat.WRAPPER_FIELD_NAMES)
+
+
+def test_the_line_of_an_equation():
+    def f(x):
+        return jnp.sin(  # here
+            x
+        )
+
+    (equation,) = jax.make_jaxpr(f)(1.0).eqns
+    (frame,) = [x for x in _compat.frames_of(equation) if x[0] is f.__code__]
+    assert _compat.line_of(frame) == f.__code__.co_firstlineno + 1
+
+
+def test_what_is_of_a_library():
+    of_library = lambda f: _compat.is_of_library(f.__code__)
+    functions = (np.ndim.__wrapped__, jtu.tree_map, eqx.nn.Linear.__call__, jnp.sin)
+    assert [of_library(f) for f in functions[:3]] == [True, False, False]
+    assert of_library(contextlib.contextmanager)
+    assert of_library(jaxtyping.jaxtyped)
+    assert of_library(eqx.filter_vmap(lambda x: x).__class__.__call__)
+    assert not of_library(lambda: None)

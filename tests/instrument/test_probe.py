@@ -123,7 +123,7 @@ def test_sites_by_default():
         ("blocks.1.attn/probs", ["blocks.1.attn/probs"]),
         ("blocks.*/residual", ["blocks.0/residual", "blocks.1/residual"]),
         ("**/probs", ["blocks.0.attn/probs", "blocks.1.attn/probs"]),
-        ("blocks.0.attn/*", ["blocks.0.attn/probs"]),
+        ("blocks.0.attn/p*s", ["blocks.0.attn/probs"]),
         (["**.linear", "**/probs"], [k for k in KEYS if "probs" in k or "lin" in k]),
         ("**.linear", ["blocks.0.linear", "blocks.1.linear"]),
     ],

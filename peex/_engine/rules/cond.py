@@ -91,7 +91,7 @@ def _count_shape(axes: Axes) -> Any:
 
 
 def _signature(params: Params, operands: Sequence[Any]) -> Signature:
-    branches = [of_jaxpr(b) for b in params["branches"]]
+    branches = [of_jaxpr(b).at_place(i) for i, b in enumerate(params["branches"])]
     whole, one_after_the_other = union(branches), join(branches)
     return dataclasses.replace(one_after_the_other, taps=whole.taps, asks=whole.asks)
 

@@ -59,7 +59,8 @@ class _Function:
 
     def __init__(self, jaxpr: Any, collector: Collector):
         self.jaxpr, _ = _compat.open_jaxpr(jaxpr)
-        self.signature = collector.scope.part(_signature({"call_jaxpr": jaxpr}, ()))
+        signature = collector.scope.part(_signature({"call_jaxpr": jaxpr}, ()))
+        self.signature = signature.at_place(next(collector.places))
         self.runner = Runner(collector.scope, collector.owners)
 
     def run(self, consts: Sequence[Any], args: Sequence[Any], shared: Any) -> Outcome:

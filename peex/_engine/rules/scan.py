@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ... import _compat
+from ..loops import loop_of, named
 from ..messages import Ask, Axes, Tap
 from ..reading import of_jaxpr
 from ..rule import AbstractRunner, Arrays, Body, Outcome, Params, register, Rule
@@ -16,6 +17,9 @@ from ..signature import Signature, TapSpec
 
 def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside, length = of_jaxpr(params["jaxpr"]), params["length"]
+    if not inside:
+        return inside
+    loop = loop_of(params["jaxpr"], "scan")
 
     def stacked(shape: Any, axes: Axes) -> Any:
         return _compat.with_axis(shape, axes.step_place, length)
@@ -23,12 +27,12 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     def tap(spec: TapSpec) -> TapSpec:
         axes = spec.info.axes
         shapes = tuple(stacked(s, axes) for s in spec.shapes)
-        info = dataclasses.replace(spec.info, axes=axes.with_step(length))
+        info = dataclasses.replace(spec.info, axes=axes.with_step(length, loop))
         return TapSpec(info, shapes)
 
     def ask(info: Ask) -> Ask:
         shapes = tuple(stacked(s, info.axes) for s in info.shapes)
-        axes = info.axes.with_step(length)
+        axes = info.axes.with_step(length, loop)
         return dataclasses.replace(info, shapes=shapes, axes=axes)
 
     return dataclasses.replace(
@@ -57,7 +61,7 @@ def _run(
         return outs[:num_carry], (outs[num_carry:], logs)
 
     carry, (ys, logs) = lax.scan(
-        body,
+        named(body, loop_of(params["jaxpr"], "scan")),
         list(init),
         (list(xs), _move_steps(arrays.slots, inside.asks, out=False)),
         # A symbolic one, as in `jax.export`, is that of the inputs.

@@ -88,6 +88,7 @@ def _call(
         return returned[0].update(outs)
     params = equation.params
     inside = collector.scope.part(_signature(params, args))
+    inside = inside.at_place(next(collector.places))
     if not inside:
         return None
     mesh, axes = params["mesh"], _manual_axes(params)

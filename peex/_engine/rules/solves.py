@@ -97,7 +97,7 @@ register(_compat.linear_solve_p, Rule(_linear_signature, _linear_bodies, _run_li
 
 def _high_signature(params: Params, operands: Sequence[Any]) -> Signature:
     parts: Any = _compat.parts_of(params)
-    whole = join(of_jaxpr(jaxpr) for jaxpr in parts)
+    whole = join(of_jaxpr(jaxpr).at_place(i) for i, jaxpr in enumerate(parts))
     if not isinstance(parts, _compat.Root):
         return whole
     # The other parts are run without being heard, but with the arrays of their hooks.

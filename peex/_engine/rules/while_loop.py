@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ... import _compat
+from ..loops import Loop, loop_of, named
 from ..messages import BufferAsk, Ring
 from ..primitives import lost
 from ..reading import of_jaxpr
@@ -32,7 +33,10 @@ from .cond import counted
 
 
 def _signature(params: Params, operands: Sequence[Any]) -> Signature:
-    inside = join(of_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    parts = (of_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    inside = join(part.at_place(i) for i, part in enumerate(parts))
+    if not inside:
+        return inside
     for info in inside.asks:
         if isinstance(info, BufferAsk):
             why = "which has no reverse-mode derivative."
@@ -43,7 +47,8 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
             "it is inside a `while` loop (or a `fori_loop` with dynamic bounds), whose "
             f"number of steps isn't known, {why}{_instead(params['body_jaxpr'])}",
         )
-    return dataclasses.replace(inside, taps=tuple(_kept(t) for t in inside.taps))
+    loop = loop_of(params["body_jaxpr"], "while")
+    return dataclasses.replace(inside, taps=tuple(_kept(t, loop) for t in inside.taps))
 
 
 def _instead(body: Any) -> str:
@@ -58,14 +63,14 @@ def _instead(body: Any) -> str:
     )
 
 
-def _kept(spec: TapSpec) -> TapSpec:
+def _kept(spec: TapSpec, loop: Loop) -> TapSpec:
     """What comes out of the loop of what is tapped in it."""
     size = spec.info.site.while_buffer
     if size is None:
         return counted(spec)
     place = spec.info.axes.step_place
     shapes = tuple(_compat.with_axis(s, place, size) for s in spec.log_shapes)
-    axes = spec.info.axes.with_step(Ring(size))
+    axes = spec.info.axes.with_step(Ring(size), loop)
     info = dataclasses.replace(spec.info, axes=axes, counted=False)
     return counted(TapSpec(info, shapes))
 
@@ -187,6 +192,7 @@ def _run(
     rings = _compat.as_varying(rings, varying)
     steps = jnp.zeros((), jnp.int32) if cond_taps and not early else None
     state = list(init), steps, *rings
+    body = named(body, loop_of(params["body_jaxpr"], "while"))
     carry, steps, of_cond, of_body = lax.while_loop(cond, body, state)
     if cond_taps:
         of_cond = put(of_cond, cond_taps, check(carry)[1])
