@@ -4,12 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 class Block(eqx.Module):

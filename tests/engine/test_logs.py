@@ -3,26 +3,15 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import twins
+from closeness import assert_close
 
 import peex as px
 
 
 CASES = twins.cases()
 DIFFERENTIABLE = [c for c in CASES if c.differentiable]
-
-
-def assert_close(a, b, rtol=1e-6):
-    """Equal to `rtol` of the largest value."""
-    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
-    assert len(a) == len(b)
-    for x, y in zip(a, b, strict=True):
-        x, y = np.asarray(x), np.asarray(y)
-        assert x.shape == y.shape
-        assert x.dtype == y.dtype
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.max(np.abs(y)))
 
 
 def loss_of(out):

@@ -3,14 +3,10 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 
 import peex as px
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 class Model(eqx.Module):

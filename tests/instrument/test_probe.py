@@ -3,14 +3,10 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 
 import peex as px
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 class Attention(eqx.Module):
@@ -160,9 +156,7 @@ def test_cotangents():
         x = (probs[:, None] * X) @ block.linear.weight.T + block.linear.bias
         return jnp.sum(x**2)
 
-    np.testing.assert_allclose(
-        log["attn/probs"], jax.grad(from_probs)(P0), rtol=1e-5, atol=1e-6
-    )
+    assert_close(log["attn/probs"], jax.grad(from_probs)(P0), rtol=1e-5, atol=1e-6)
 
 
 def test_value_and_grad_per_example():

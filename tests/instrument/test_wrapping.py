@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 from wrapped import check, linear, same
 
 import peex as px
@@ -231,7 +231,7 @@ def test_rebuilt_module_that_is_called():
     lin = linear()
     log = check(Outer(Base(lin)), X, where="**", keys=keys)
     expected = 2 * lin.weight @ X + lin.bias
-    np.testing.assert_allclose(log["inner.lin"], expected, rtol=1e-6)
+    assert_close(log["inner.lin"], expected)
 
 
 # Copies
@@ -272,17 +272,17 @@ def test_arguments_of_any_name():
     # The model's own first parameter is taken.
     named = {name: 1.0 for name in names if name != "model"}
     out, _ = px.ForwardHook(model)(x, **named)
-    np.testing.assert_allclose(out, net(x) + len(named), rtol=1e-6)
+    assert_close(out, net(x) + len(named))
     # (What Equinox makes of a method has a `self`.)
     hooked = px.BackwardHook.init(px.BackwardHook(model), x, **named)
-    np.testing.assert_allclose(hooked(x, **named), out, rtol=1e-6)
+    assert_close(hooked(x, **named), out)
 
     def loss(m, x, **named):
         return jnp.sum(m(x)) + sum(named.values())
 
     named = dict.fromkeys(names, 1.0)
     (value, _), _ = px.value_and_grad(loss)(net, x, **named)
-    np.testing.assert_allclose(value, jnp.sum(net(x)) + len(names), rtol=1e-6)
+    assert_close(value, jnp.sum(net(x)) + len(names))
 
 
 @pytest.mark.parametrize("out", [jnp.ones(2), 1.0, (1.0, 2, 3)])
@@ -303,4 +303,4 @@ def test_a_module_that_is_called_as_a_further_call():
     expected = [first, second, model["a#1"](second)]
     assert list(log) == ["a", "a#1", '"a#1"']
     for found, value in zip(log.values(), expected, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-6)
+        assert_close(found, value)

@@ -7,8 +7,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
 
 import peex as px
 
@@ -33,10 +33,6 @@ X = jnp.array([0.5, -2.0])
 XS = jnp.stack([X, 2 * X, -X])
 FIRST = MODEL.first(X)
 OUT = MODEL(X)
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 # Equinox's wrappers around the model, and inside of it
@@ -240,8 +236,8 @@ def test_method_function_is_a_whole_program():
     assert_close(last, x)
     assert_close(xs[-1], x)
     assert list(log) == ["first", "."]
-    np.testing.assert_allclose(log["first"], jnp.stack(firsts), rtol=1e-5)
-    np.testing.assert_allclose(log["."], jnp.stack(outs), rtol=1e-5)
+    assert_close(log["first"], jnp.stack(firsts), rtol=1e-5)
+    assert_close(log["."], jnp.stack(outs), rtol=1e-5)
 
 
 def test_method_function_backward():
