@@ -11,6 +11,7 @@ import pytest
 from closeness import assert_close
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
+from pairs import pairs
 from twin_case import linear
 from twin_loops import While
 from twin_models import MLP
@@ -29,7 +30,10 @@ def mesh(shape, names):
 
 
 ONE_AXIS = lambda: mesh((4,), ("x",))
-TWO_AXES = lambda: mesh((2, 2), ("x", "y"))
+MESHES = {"one": ONE_AXIS, "two": lambda: mesh((2, 2), ("x", "y"))}
+each_way = pytest.mark.parametrize(
+    ("axes", "check_vma", "jit"), pairs(MESHES, (False, True), (False, True))
+)
 
 
 class Sharded(eqx.Module):
@@ -69,11 +73,9 @@ def expected_values(model, xs):
     return h, lin, jnp.stack(outs)
 
 
-@pytest.mark.parametrize("jit", (False, True))
-@pytest.mark.parametrize("check_vma", (False, True))
-@pytest.mark.parametrize("make_mesh", (ONE_AXIS, TWO_AXES), ids=("one", "two"))
-def test_logs_have_a_device_axis_in_front(make_mesh, check_vma, jit):
-    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), make_mesh(), check_vma)
+@each_way
+def test_logs_have_a_device_axis_in_front(axes, check_vma, jit):
+    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), MESHES[axes](), check_vma)
     xs = jr.normal(jr.key(2), (8, 3))
     expected, lin, out = expected_values(model, xs)
     hooked = px.ForwardHook(model)
@@ -90,11 +92,9 @@ def test_logs_have_a_device_axis_in_front(make_mesh, check_vma, jit):
     assert log["lin"].sharding.is_equivalent_to(wanted, log["lin"].ndim)
 
 
-@pytest.mark.parametrize("jit", (False, True))
-@pytest.mark.parametrize("check_vma", (False, True))
-@pytest.mark.parametrize("make_mesh", (ONE_AXIS, TWO_AXES), ids=("one", "two"))
-def test_cotangents(make_mesh, check_vma, jit):
-    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), make_mesh(), check_vma)
+@each_way
+def test_cotangents(axes, check_vma, jit):
+    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), MESHES[axes](), check_vma)
     xs = jr.normal(jr.key(2), (8, 3))
     loss = lambda m, xs: jnp.sum(jnp.sin(m(xs)))
 

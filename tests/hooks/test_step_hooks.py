@@ -160,8 +160,7 @@ def test_patching_with_its_own_log_is_the_identity(name, jit):
     out, log = run(lambda h, x: h(x))(px.ForwardHook(case.model), case.x)
     patched = px.ForwardHook(case.model, px.PatchHook(log), None)
     again, _ = run(lambda h, x: h(x))(patched, case.x)
-    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(out), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, again, out)
 
 
 @exactly

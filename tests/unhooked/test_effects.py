@@ -11,6 +11,7 @@ import pytest
 from closeness import assert_close
 from jax import lax
 from jax.experimental import io_callback
+from pairs import pairs
 from twin_case import linear
 
 import peex as px
@@ -109,11 +110,13 @@ CALLS = {"forward": forward, "backward": backward, "both": both}
 
 
 REFUSED = ("while", "custom_jvp")  # cotangents there
-NAMED = [(n, c) for c in CALLS for n in MODELS if c == "forward" or n not in REFUSED]
+WAYS = [
+    *pairs([n for n in MODELS if n not in REFUSED], CALLS, [False, True]),
+    *((name, "forward", jit) for name in REFUSED for jit in (False, True)),
+]
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize(("name", "call"), NAMED)
+@pytest.mark.parametrize(("name", "call", "jit"), WAYS)
 def test_python_and_callbacks_run_as_often_as_without_hooks(name, call, jit):
     runs, data = [], iter(range(100))
 

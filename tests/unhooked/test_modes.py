@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from jax import lax
+from pairs import pairs
 from twin_case import linear
 
 import peex as px
@@ -57,9 +58,9 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("buffer", [None, 2])
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    ("name", "buffer", "x64"), pairs(LOOPS, [None, 2], [False, True])
+)
 def test_strict_modes(name, buffer, x64):
     with jax.enable_x64(x64):
         layer = linear(3, 3, 0)
@@ -165,9 +166,9 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("nest", [False, True], ids=["one", "two"])
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize(
+    ("name", "nest", "jit"), pairs(ARRAYS, [False, True], [False, True])
+)
 def test_hooks_with_arrays_in_a_vmapped_adaptive_loop(name, nest, jit):
     hook, log_fn = ARRAYS[name]
     layer = linear(3, 3, 0)
@@ -211,9 +212,9 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
-@pytest.mark.parametrize("buffer", [None, 2])
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize(
+    ("name", "buffer", "pre"), pairs(KEYS, [None, 2], [False, True])
+)
 def test_random_keys(name, buffer, pre):
     method = lambda m, key: KEYS[name](m, key)
     model, key = Drawing(), jr.key(1)
