@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.ad_checkpoint import checkpoint_name
+from parts import Two
 
 
 class Block(eqx.Module):
@@ -56,14 +57,6 @@ class Scaled(eqx.Module):
 
     def __call__(self, x):
         return shared(self.scale * x) + helper(x)
-
-
-class Two(eqx.Module):
-    a: Scaled
-    b: Scaled
-
-    def __call__(self, x):
-        return self.b(self.a(x))
 
 
 TWO = Two(Scaled(0.5), Scaled(0.3))

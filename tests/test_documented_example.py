@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from twin_models import MLP
 
 import peex as px
 
@@ -13,19 +14,6 @@ import peex as px
 OUTPUT = np.array([0.23334768])
 FORWARD = {"linear1": np.array([1.2571917, 1.2331474]), "linear2": OUTPUT}
 BACKWARD = {"linear1": np.array([-0.68400913, 0.4777369]), "linear2": np.ones(1)}
-
-
-class MLP(eqx.Module):
-    linear1: eqx.nn.Linear
-    linear2: eqx.nn.Linear
-
-    def __init__(self, in_size, hidden_size, out_size, *, key):
-        key1, key2 = jax.random.split(key, 2)
-        self.linear1 = eqx.nn.Linear(in_size, hidden_size, key=key1)
-        self.linear2 = eqx.nn.Linear(hidden_size, out_size, key=key2)
-
-    def __call__(self, x):
-        return self.linear2(jax.nn.relu(self.linear1(x)))
 
 
 mlp_key, x_key = jax.random.split(jax.random.key(0), 2)

@@ -11,27 +11,12 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from jax import lax
+from parts import Outer, Returning as Fn
 
 import peex as px
 
 
 X = jnp.array([0.5, -1.0, 2.0])
-
-
-class Fn(eqx.Module):
-    """A leaf module that returns whatever a function does."""
-
-    fn: Any = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.fn(x)
-
-
-class Outer(eqx.Module):
-    inner: Fn
-
-    def __call__(self, x):
-        return self.inner(x)
 
 
 class Pair(NamedTuple):

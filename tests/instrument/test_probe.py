@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from closeness import assert_close
+from parts import Two
 
 import peex as px
 
@@ -245,16 +246,8 @@ class Uses(eqx.Module):
         return jitted(x) + 1
 
 
-class Pair(eqx.Module):
-    a: Uses
-    b: Uses
-
-    def __call__(self, x):
-        return self.b(self.a(x))
-
-
 def test_a_function_that_was_jitted_outside_of_hooks():
-    model = Pair(Uses(), Uses())
+    model = Two(Uses(), Uses())
     model(X)
     y = jnp.tanh(X) + 1
     for where in (None, "*/tanh"):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from closeness import assert_close
+from parts import Pair
 
 import peex as px
 
@@ -17,18 +18,12 @@ def linear(seed=0):
     return eqx.nn.Linear(2, 2, key=jax.random.key(seed))
 
 
-class Pair(eqx.Module):
-    first: eqx.nn.Linear
-    second: eqx.nn.Linear
-
-    def __call__(self, x):
-        return self.second(jnp.tanh(self.first(x)))
-
+class Halved(Pair):
     def half(self, x):
         return self.first(x)
 
 
-MODEL = Pair(linear(0), linear(1))
+MODEL = Halved(linear(0), linear(1))
 X = jnp.array([0.5, -2.0])
 XS = jnp.stack([X, 2 * X, -X])
 FIRST = MODEL.first(X)
@@ -296,7 +291,7 @@ def test_bad_type(where):
 
 
 def test_bad_method():
-    with pytest.raises(TypeError, match="a Pair, has no method 'decode'"):
+    with pytest.raises(TypeError, match="a Halved, has no method 'decode'"):
         px.ForwardHook(MODEL, method="decode")
     with pytest.raises(TypeError, match="a Bare, has no method '__call__'"):
         px.ForwardHook(Bare(jnp.eye(2)))

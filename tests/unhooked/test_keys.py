@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from jax import lax
+from parts import Half
 from twin_case import linear
 
 import peex as px
@@ -236,13 +237,6 @@ def test_a_container_that_is_no_pytree(name):
 
 
 def test_a_pattern_of_a_dict_that_never_fires():
-    class Half(eqx.Module):
-        used: eqx.nn.Linear
-        unused: eqx.nn.Linear
-
-        def __call__(self, x):
-            return self.used(x)
-
     model = Half(*layers(2))
     for kwargs in (
         dict(hook_fn={"unused": px.ZeroHook()}),

@@ -14,6 +14,7 @@ import pytest
 from closeness import assert_close
 from jax import lax
 from pairs import pairs
+from parts import Outer
 from twin_case import linear
 
 import peex as px
@@ -132,19 +133,12 @@ def test_histograms_in_strict_mode(edges, dtype):
 def test_an_offset_that_does_not_fit_names_the_site(hook):
     name = hook.__name__
     for other in (jnp.ones(4), jnp.ones((2, 3))):
-        match = f"the site 'layer', {name}, can't act: its .* doesn't broadcast.*3"
-        hooked = px.ForwardHook(Whole(linear(3, 3, 0)), hook(other))
+        match = f"the site 'inner', {name}, can't act: its .* doesn't broadcast.*3"
+        hooked = px.ForwardHook(Outer(linear(3, 3, 0)), hook(other))
         with pytest.raises(px.HookShapeError, match=match):
             hooked(X)
         with pytest.raises(px.HookShapeError, match=match):
-            px.BackwardHook(Whole(linear(3, 3, 0)), hook(other)).init(X)
-
-
-class Whole(eqx.Module):
-    layer: eqx.Module
-
-    def __call__(self, x):
-        return self.layer(x)
+            px.BackwardHook(Outer(linear(3, 3, 0)), hook(other)).init(X)
 
 
 #

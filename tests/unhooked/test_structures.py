@@ -12,19 +12,13 @@ import pytest
 from closeness import assert_close
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from parts import Outer
 from twin_case import linear
 
 import peex as px
 
 
 X = jnp.arange(3.0)
-
-
-class Whole(eqx.Module):
-    layer: eqx.Module
-
-    def __call__(self, x):
-        return self.layer(x)
 
 
 def branch(f, x):
@@ -128,9 +122,9 @@ def test_one_of_the_layers_that_are_stacked():
 @pytest.mark.parametrize("order", [False, True])
 @pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
 def test_partition_and_combine_in_the_loss(order, wrap):
-    model = Whole(eqx.nn.MLP(3, 3, 4, 2, key=jr.key(0)))
+    model = Outer(eqx.nn.MLP(3, 3, 4, 2, key=jr.key(0)))
     spec = jax.tree.map(lambda _: False, model)
-    last = lambda m: (m.layer.layers[-1].weight, m.layer.layers[-1].bias)
+    last = lambda m: (m.inner.layers[-1].weight, m.inner.layers[-1].bias)
     spec = eqx.tree_at(last, spec, (True, True))
     trained, frozen = eqx.partition(model, spec)
 
@@ -151,14 +145,14 @@ def test_partition_and_combine_in_the_loss(order, wrap):
 
 
 def test_a_frozen_copy_that_runs_says_nothing():
-    model = Whole(linear(3, 3, 0))
+    model = Outer(linear(3, 3, 0))
 
     def loss(m, average, x):
         return jnp.sum((m(x) - average(x)) ** 2)
 
     average = jax.tree.map(lambda w: w / 2, model)
     (_, logs), _ = px.value_and_grad(loss)(model, average, X)
-    assert list(logs.backward) == ["layer"]
+    assert list(logs.backward) == ["inner"]
 
 
 #
@@ -167,7 +161,7 @@ def test_a_frozen_copy_that_runs_says_nothing():
 
 
 def test_a_log_in_an_exported_program():
-    model = Whole(linear(3, 3, 0))
+    model = Outer(linear(3, 3, 0))
     shape = jax.export.symbolic_shape("n, 3")
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
 
@@ -180,21 +174,21 @@ def test_a_log_in_an_exported_program():
     for n in (2, 5):
         xs = jr.normal(jr.key(n), (n, 3))
         out, log = again.call(xs)
-        assert isinstance(log, px.Log) and list(log) == ["layer"]
+        assert isinstance(log, px.Log) and list(log) == ["inner"]
         assert_close(out, jax.vmap(model)(xs))
-        assert_close(log["layer"], out)
+        assert_close(log["inner"], out)
 
 
 def test_statistics_and_counts_in_an_exported_program():
-    model = Whole(linear(3, 3, 0))
+    model = Outer(linear(3, 3, 0))
     run = lambda x: px.ForwardHook(
         model, log_fn=px.MeanStdLog(), method=lambda m, x: branch(m, x)
     )(x)
     exported = jax.export.export(jax.jit(run))(X)
     _, log = jax.export.deserialize(exported.serialize()).call(X)
     _, expected = run(X)
-    assert_close(log["layer"].std, expected["layer"].std)
-    assert int(log.counts["layer"]) == 1
+    assert_close(log["inner"].std, expected["inner"].std)
+    assert int(log.counts["inner"]) == 1
 
 
 #
