@@ -3,8 +3,8 @@ compilation; and checks of what peex's functions are given and return. And the o
 of the tests.
 """
 
+import functools
 import gc
-import itertools
 import os
 import shutil
 import subprocess
@@ -19,13 +19,14 @@ from beartype.claw import beartype_package
 # Most of the time would go to optimising programs that run once, and to compiling the
 # same ones in each worker. (CI runs the suite with optimisation, too.)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+QUICK = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 gc.set_threshold(100_000, 20, 20)  # tracing makes many objects, none of them garbage
 
 _DEVICES = "--xla_force_host_platform_device_count=4"
-_QUICK = (
+_QUICK_FLAGS = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
@@ -41,8 +42,7 @@ def _is_known(flag):
 
 # The workers inherit it.
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    quick = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
-    flags = [_DEVICES, *(flag for flag in _QUICK if quick and _is_known(flag))]
+    flags = [_DEVICES, *(flag for flag in _QUICK_FLAGS if QUICK and _is_known(flag))]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 # (jaxtyping's own hook compiles new functions for each inner function, at each call of
@@ -115,15 +115,34 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-_files = itertools.count(1)
+@pytest.fixture(autouse=True, scope="module")
+def one_context():
+    """JAX writes each program in an MLIR context of its own, and makes that with all
+    dialects: for small programs it takes longer than all the rest. Here those of a file
+    share one, as long as JAX has this function.
+    """
+    import jax  # noqa: F401
+
+    mlir = sys.modules.get("jax._src.interpreters.mlir")
+    with pytest.MonkeyPatch.context() as patch:
+        if QUICK and hasattr(mlir, "make_ir_context"):
+            make = functools.cache(mlir.make_ir_context)
+            patch.setattr(mlir, "make_ir_context", make)
+        yield
+
+
+_tests = 0
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small():
+def small(request):
     """A worker stays small: what JAX keeps of one file is hardly used by another."""
+    global _tests
     yield
-    if next(_files) % 3:
+    _tests += sum(item.module is request.module for item in request.session.items)
+    if _tests < 150:
         return  # each time takes a second
+    _tests = 0
     import jax
 
     import peex as px

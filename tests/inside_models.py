@@ -4,12 +4,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+from parts import Two
 
 
 class Block(eqx.Module):
@@ -61,14 +57,6 @@ class Scaled(eqx.Module):
 
     def __call__(self, x):
         return shared(self.scale * x) + helper(x)
-
-
-class Two(eqx.Module):
-    a: Scaled
-    b: Scaled
-
-    def __call__(self, x):
-        return self.b(self.a(x))
 
 
 TWO = Two(Scaled(0.5), Scaled(0.3))

@@ -14,7 +14,7 @@ import peex as px
 TOLERANCE = 1e-10
 
 
-def assert_close(found, expected, what):
+def same(found, expected, what):
     """Equal to `TOLERANCE` of the largest value."""
     found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
     assert len(found) == len(expected), what
@@ -85,11 +85,11 @@ def check_forward(expected, result, what):
     out, log = result
     assert list(log) == expected.keys, what
     assert list(log.counts) == list(expected.counts), what
-    assert_close(out, expected.out, f"output, {what}")
+    same(out, expected.out, f"output, {what}")
     for key in log:
-        assert_close(log[key], expected.log[key], f"{key}, {what}")
+        same(log[key], expected.log[key], f"{key}, {what}")
     for key, count in expected.counts.items():
-        assert_close(log.counts[key], count, f"count of {key}, {what}")
+        same(log.counts[key], count, f"count of {key}, {what}")
 
 
 def effects(model, x):
@@ -117,7 +117,7 @@ def check_logs(plan, seed=0):
         if not (cotangents and together):
             grads, result = gradients(forward, x)
             check_forward(expected, result, "gradient")
-            assert_close(params_of(grads.model), expected.params, "parameters, forward")
+            same(params_of(grads.model), expected.params, "parameters, forward")
         if not cotangents:
             if not loses_rules(plan):
                 check_no_cotangents(model, x)
@@ -129,11 +129,11 @@ def check_logs(plan, seed=0):
             check_forward(expected, result, "both")
             params = grads.model.model
         else:
-            assert_close(result, expected.out, "output, backward")
+            same(result, expected.out, "output, backward")
             params = grads.model
-        assert_close(params_of(params), expected.params, "parameters, backward")
+        same(params_of(params), expected.params, "parameters, backward")
         for key, cotangent in expected.cotangents.items():
-            assert_close(grads.log[key], cotangent, f"cotangent of {key}")
+            same(grads.log[key], cotangent, f"cotangent of {key}")
 
 
 @eqx.filter_jit
@@ -167,7 +167,7 @@ def check_outside(plan, seed=0):
         check_forward(Expected(model, x), eager, "eager")
         jitted = eqx.filter_jit(hooked)(x)
         assert jax.tree.structure(jitted) == jax.tree.structure(eager)
-        assert_close(jitted, eager, "jit")
+        same(jitted, eager, "jit")
         xs = jnp.stack([x, 0.5 - x, 0.3 * x])
         batched = eqx.filter_vmap(hooked)(xs)
         for i in range(len(xs)):
@@ -190,15 +190,15 @@ def check_order(model, x, eager, first, second):
     for outer, inner in ((first, second), (second, first)):
         hooked = px.ForwardHook(px.ForwardHook(model, where=inner), where=outer)
         (out, inner_log), outer_log = hooked(x)
-        assert_close(out, eager[0], "output of two wrappers")
+        same(out, eager[0], "output of two wrappers")
         assert not set(inner_log) & set(outer_log)
         found.append({**inner_log, **outer_log})
         counts = {**inner_log.counts, **outer_log.counts}
         assert counts.keys() == eager[1].counts.keys()
-        assert_close(counts, eager[1].counts, "counts of two wrappers")
+        same(counts, eager[1].counts, "counts of two wrappers")
     for log in found:
         assert log.keys() == set(eager[1])
-        assert_close(log, dict(eager[1]), "log of two wrappers")
+        same(log, dict(eager[1]), "log of two wrappers")
 
 
 def check_patch(plan, seed=0):
@@ -241,7 +241,7 @@ def check_derivatives(plan, seed=0):
                 )(model, x)
                 for f in (hooked, expected)
             )
-            assert_close(found, wanted, "forward mode")
+            same(found, wanted, "forward mode")
         if not uses(plan, "while"):
             found, wanted = (
                 eqx.filter_jit(eqx.filter_grad(lambda m, x, f=f: loss_of_all(f(m, x))))(
@@ -249,7 +249,7 @@ def check_derivatives(plan, seed=0):
                 )
                 for f in (hooked, expected)
             )
-            assert_close(params_of(found), params_of(wanted), "activations in a loss")
+            same(params_of(found), params_of(wanted), "activations in a loss")
 
 
 def loss_of_all(out_log):

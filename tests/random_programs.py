@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
+from parts import Seq
 
 
 SCALES = np.array([1.1, -0.7])
@@ -49,15 +50,6 @@ class Leaf(eqx.Module):
 
 def call_layer(layer, x):
     return layer(jnp.cos(x), x) if isinstance(layer, eqx.nn.GRUCell) else layer(x)
-
-
-class Seq(eqx.Module):
-    parts: list[Any]
-
-    def __call__(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
 
 
 class Under(eqx.Module):

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from parts import Seq
 from random_programs import (
     BATCHES,
     Branch,
@@ -25,7 +26,6 @@ from random_programs import (
     MAX_STEPS,
     NUM,
     SCALES,
-    Seq,
     Stack,
     STEPS,
     Under,

@@ -5,11 +5,14 @@ The first tests are of places that may be supported one day: then their tests go
 their cases move to the tests of the engine.
 """
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -76,11 +79,7 @@ FORWARD = {
 forward_runs = pytest.mark.parametrize("run", FORWARD.values(), ids=FORWARD)
 
 
-def close(a, b):
-    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
-    assert len(a) == len(b)
-    for x, y in zip(a, b, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+close = ft.partial(assert_close, rtol=1e-5, atol=1e-6)
 
 
 def device_and_batch(how):
@@ -102,7 +101,7 @@ def logged_or_lost_forward(run, how):
         assert log["inside"].shape == (*device_and_batch(how), 2)
         close(log["inside"].ravel(), linear()(X))
         close(log["after"], expected)
-        close(grads, expected_grads)
+        close(jax.tree.leaves(grads), jax.tree.leaves(expected_grads))
 
 
 def logged_or_lost_backward(how, jit):
@@ -188,14 +187,14 @@ def test_custom_derivative_without_sites_inside_keeps_its_rule(how):
     plain = model(how)
     grad = lambda f: jax.grad(lambda x: loss(f(x)))
     out, log = px.ForwardHook(plain, where="after")(X)
-    np.testing.assert_allclose(out, plain(X), rtol=1e-6)
+    assert_close(out, plain(X))
     assert list(log) == ["after"]
     got = grad(lambda x: px.ForwardHook(plain, where="after")(x)[0])(X)
-    np.testing.assert_allclose(got, grad(plain)(X), rtol=1e-6)
+    assert_close(got, grad(plain)(X))
     hooked = px.BackwardHook(plain, where="after").init(X)
-    np.testing.assert_allclose(grad(hooked)(X), grad(plain)(X), rtol=1e-6)
+    assert_close(grad(hooked)(X), grad(plain)(X))
     got = eqx.filter_jit(lambda h: grad(h)(X))(hooked)
-    np.testing.assert_allclose(got, grad(plain)(X), rtol=1e-6)
+    assert_close(got, grad(plain)(X))
 
 
 # shard_map
@@ -235,7 +234,7 @@ def test_others_can_be_named_instead(how, wrapper):
         hooked = hooked.init(X)
         out, log = hooked(X), hooked.log
     assert list(log) == ["after"]
-    np.testing.assert_allclose(out, model(how)(X), rtol=1e-6)
+    assert_close(out, model(how)(X))
 
 
 # Backward in a while loop
@@ -280,7 +279,7 @@ def test_backward_around_a_while_loop(how):
     plain = Stopped(model(how))
     hooked = px.BackwardHook(plain, where="loop").init(X)
     assert list(hooked.log) == ["loop"]
-    np.testing.assert_allclose(hooked(X), plain(X), rtol=1e-6)
+    assert_close(hooked(X), plain(X))
 
 
 def test_a_loop_of_the_models_own_is_no_solve():
@@ -304,7 +303,7 @@ def test_function_that_the_model_returns():
     plain = Returns(linear(1), linear())
     f, log = px.ForwardHook(plain)(X)
     assert list(log) == ["first"]  # the other didn't run in the call
-    np.testing.assert_allclose(f(X), plain(X)(X), rtol=1e-6)
+    assert_close(f(X), plain(X)(X))
     hook = px.AddHook(jnp.ones(2))
     f, _ = px.ForwardHook(plain, hook)(X)
     with pytest.raises(px.SiteLostError, match="'lin' .*after the hooked call had end"):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from closeness import assert_close
 from twin_loops import Composite, Stack
 from twin_models import MLP
 from twins import _branch
@@ -106,7 +107,7 @@ def test_threads():
             model, x = MLP(3, n, 3, key=jr.key(n)), jnp.full(3, float(n))
             for _ in range(5):
                 _, log = px.ForwardHook(model)(x)
-                np.testing.assert_allclose(log["linear1"], model.linear1(x), 1e-6)
+                assert_close(log["linear1"], model.linear1(x))
                 hooked = px.BackwardHook(model).init(x)
                 grads = eqx.filter_grad(lambda h: jnp.sum(h(x)))(hooked)
                 found[n] = grads.log["linear1"].shape
@@ -166,8 +167,8 @@ def test_disable_jit(i):
         if i < 2:  # the branch that isn't taken doesn't exist without jit
             assert ran
         if ran and expected[key].shape == log[key].shape:
-            np.testing.assert_allclose(log[key], expected[key], 1e-5, 1e-6)
-            np.testing.assert_allclose(grads_log[key], alone[key], 1e-5, 1e-6)
+            assert_close(log[key], expected[key], rtol=1e-5, atol=1e-6)
+            assert_close(grads_log[key], alone[key], rtol=1e-5, atol=1e-6)
 
 
 MODES = {

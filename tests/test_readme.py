@@ -9,6 +9,7 @@ import re
 import textwrap
 
 import pytest
+from closeness import assert_close
 
 import peex as px
 
@@ -33,7 +34,7 @@ def run(blocks, expected):
         if comment.startswith(("[", "(")):
             numbers = lambda s: [float(x) for x in re.findall(r"-?\d+\.?\d*", s)]
             wanted = comment.partition(": ")[0]
-            assert numbers(got) == pytest.approx(numbers(wanted), rel=1e-6)
+            assert_close(numbers(got), numbers(wanted))
         else:
             assert got == comment
 

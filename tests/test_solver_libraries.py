@@ -4,11 +4,14 @@ own loops, custom derivative rules and primitives. Skipped where these aren't in
     pip install diffrax && pytest tests/test_solver_libraries.py
 """
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from twin_case import linear
 
 import peex as px
@@ -86,11 +89,10 @@ def check_program(run):
     out, log = hooked(Y)
     jitted_out, jitted = eqx.filter_jit(hooked)(Y)
     expected = eqx.filter_jit(run)(LIN, Y)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-    np.testing.assert_allclose(jitted_out, expected, rtol=1e-6)
-    assert jax.tree.structure(log) == jax.tree.structure(jitted)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, log, jitted)
+    assert_close(out, expected)
+    assert_close(jitted_out, expected)
+    close = ft.partial(assert_close, rtol=1e-5, atol=1e-6)
+    close(log, jitted)
 
     def loss(hooked):
         out, log = hooked(Y)
@@ -98,7 +100,7 @@ def check_program(run):
 
     grads, in_gradient = eqx.filter_jit(eqx.filter_grad(loss, has_aux=True))(hooked)
     plain = eqx.filter_jit(eqx.filter_grad(lambda m: jnp.sum(run(m, Y) ** 2)))(LIN)
-    jax.tree.map(close, grads.model, plain)
+    close(grads.model, plain)
     assert list(in_gradient) == list(log)
     return log
 
@@ -119,14 +121,14 @@ def test_the_evaluations_of_a_solve(adjoint):
         y = y + jnp.tanh(calls[-1]) / N
     run = lambda m, y: ode(m, y, ADJOINTS[adjoint])
     out, log = px.ForwardHook(LIN, method=run)(Y)
-    np.testing.assert_allclose(out, y, rtol=1e-6)
+    assert_close(out, y)
     assert np.sum(log.counts["."]) == N
     if adjoint == "direct":
-        np.testing.assert_allclose(log["."][:N], jnp.stack(calls), rtol=1e-5)
+        assert_close(log["."][:N], jnp.stack(calls), rtol=1e-5)
         return
-    np.testing.assert_allclose(log["."], calls[-1], rtol=1e-5)
+    assert_close(log["."], calls[-1], rtol=1e-5)
     _, log = px.ForwardHook(LIN, method=run, while_buffer=4)(Y)
-    np.testing.assert_allclose(log["."], jnp.stack(calls[-4:]), rtol=1e-5)
+    assert_close(log["."], jnp.stack(calls[-4:]), rtol=1e-5)
 
 
 def test_the_cotangents_of_a_solve():
@@ -140,7 +142,7 @@ def test_the_cotangents_of_a_solve():
     loss = lambda m, y: jnp.sum(run(m, y) ** 2)
     (_, logs), _ = px.value_and_grad(loss)(LIN, Y)
     expected = jax.grad(twin)(jnp.zeros((N, 2)))
-    np.testing.assert_allclose(logs.backward["."][:N], expected, rtol=1e-4, atol=1e-6)
+    assert_close(logs.backward["."][:N], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(logs.backward["."][N:], 0)
 
 

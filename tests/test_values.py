@@ -9,35 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
+from parts import Outer, Returning as Fn
 
 import peex as px
 
 
 X = jnp.array([0.5, -1.0, 2.0])
-
-
-def assert_close(a, b, rtol=1e-6):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.shape == y.shape and x.dtype == y.dtype
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
-
-
-class Fn(eqx.Module):
-    """A leaf module that returns whatever a function does."""
-
-    fn: Any = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.fn(x)
-
-
-class Outer(eqx.Module):
-    inner: Fn
-
-    def __call__(self, x):
-        return self.inner(x)
 
 
 class Pair(NamedTuple):
@@ -244,7 +223,7 @@ def test_complex(outside):
         return jnp.sum(jnp.abs(a * (1 + 2j)) ** 2 + b.imag)
 
     expected = jax.grad(twin)([jnp.zeros_like(z)] * 2)
-    np.testing.assert_allclose(value, model(z), rtol=1e-6)
+    assert_close(value, model(z))
     assert_close([grads.log["layer"], grads.log["layer#1"]], expected)
 
 

@@ -19,7 +19,7 @@ import jax.random as jr
 Twin = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     name: str
     model: Any

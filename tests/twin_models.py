@@ -135,14 +135,6 @@ def one_by_one_twin(m, x, eps):
 # One layer at two places.
 
 
-class Tied(eqx.Module):
-    first: eqx.nn.Linear
-    second: eqx.nn.Linear
-
-    def __call__(self, x):
-        return self.second(jnp.tanh(self.first(x)))
-
-
 def tied_twin(m, x, eps):
     a = apply(m.first, x) + eps["first"]
     b = apply(m.second, jnp.tanh(a)) + eps["second"]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from parts import Pair
 from twin_case import Case, key as _key, linear
 from twin_loops import (
     batched_branch_twin,
@@ -43,7 +44,6 @@ from twin_models import (
     OneByOne,
     Repeated,
     repeated_twin,
-    Tied,
     tied_twin,
     Tokens,
     tokens_twin,
@@ -110,7 +110,7 @@ def cases() -> list[Case]:
             x3,
             one_by_one_twin,
         ),
-        Case("tied", Tied(tied, tied), x3, tied_twin),
+        Case("tied", Pair(tied, tied), x3, tied_twin),
         *(
             Case(
                 f"force_{how.replace(' ', '_')}",

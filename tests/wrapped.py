@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
+from closeness import assert_close
 
 import peex as px
 
@@ -52,6 +52,6 @@ def same(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         if eqx.is_array(x):
-            np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+            assert_close(x, y)
         else:
             assert x == y

@@ -268,8 +268,10 @@ def value_and_grad(
     filter of the model; and as [`peex.BackwardHook`][].
     """
 
-    dicts = map(_in_order, (backward, forward, hook_fn, where))
-    step = _Step(loss, *dicts, pre_hook, has_aux, trainable)
+    backward, forward, hook_fn, where = map(
+        _in_order, (backward, forward, hook_fn, where)
+    )
+    step = _Step(loss, backward, forward, hook_fn, where, pre_hook, has_aux, trainable)
     return _ValueAndGrad(*freeze(getattr(loss, "__name__", type(loss).__name__), step))
 
 

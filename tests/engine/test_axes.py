@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import twins
+from closeness import assert_close
 from jax import lax
 from twin_case import linear
 from twin_loops import BatchedBranch, Branch, Stack, While
@@ -32,7 +33,7 @@ def test_cotangents_per_step_and_token_sum_to_the_bias_gradients():
     assert log.shape == (layers, tokens, 4)
     expected = eqx.filter_grad(lambda m, x: jnp.sum(jnp.sin(m(x))))(model, x)
     bias = expected.blocks.linear1.bias
-    np.testing.assert_allclose(log.sum(1), bias, rtol=2e-6, atol=1e-6)
+    assert_close(log.sum(1), bias, rtol=2e-6)
 
 
 def test_execution_order():
@@ -103,7 +104,7 @@ def test_a_branch_in_a_loop_keeps_the_last_value_it_had():
     x = jnp.ones(3)
     _, log = px.ForwardHook(lin, method=model)(x)
     expected = lin(lin(x) * 0.25)  # steps 0 and 3
-    np.testing.assert_allclose(log["."], expected, rtol=1e-6)
+    assert_close(log["."], expected)
     assert int(log.counts["."]) == 2
 
 
@@ -114,9 +115,9 @@ def test_vmap_outside_is_a_loop(name):
     outs, logs = eqx.filter_vmap(px.ForwardHook(c.model))(xs)
     for i, x in enumerate(xs):
         out, log = px.ForwardHook(c.model)(x)
-        np.testing.assert_allclose(outs[i], out, rtol=2e-6, atol=1e-6)
+        assert_close(outs[i], out, rtol=2e-6)
         for key in log:
-            np.testing.assert_allclose(logs[key][i], log[key], rtol=2e-6, atol=1e-6)
+            assert_close(logs[key][i], log[key], rtol=2e-6)
 
 
 def test_a_wrapper_inside_of_a_loop():
@@ -124,7 +125,7 @@ def test_a_wrapper_inside_of_a_loop():
     hooked = px.ForwardHook(mlp)
     xs = jr.normal(jr.key(1), (5, 3))
     _, (outs, log) = lax.scan(lambda c, x: (c, hooked(x)), None, xs)
-    np.testing.assert_allclose(outs, jax.vmap(mlp)(xs), rtol=2e-6, atol=1e-6)
+    assert_close(outs, jax.vmap(mlp)(xs), rtol=2e-6)
     assert log["linear1"].shape == (5, 4)
 
 
@@ -145,9 +146,9 @@ def test_nested_wrappers_inside_and_outside_of_a_loop():
     xs = jr.normal(jr.key(1), (5, 3))
     (total, _), log = eqx.filter_jit(px.ForwardHook(model))(xs)
     first = jax.vmap(mlp.linear1)(xs)
-    np.testing.assert_allclose(total, jnp.sum(first), rtol=1e-5)
+    assert_close(total, jnp.sum(first), rtol=1e-5)
     assert list(log) == ["inner.linear1", "inner.linear2", "head"]
-    np.testing.assert_allclose(log["inner.linear1"], first, rtol=2e-6, atol=1e-6)
+    assert_close(log["inner.linear1"], first, rtol=2e-6)
 
 
 @pytest.mark.parametrize("jit", (True, False))
@@ -165,8 +166,8 @@ def test_backward_and_forward_log_of_one_call(jit):
     alone = px.BackwardHook(c.model).init(c.x)
     alone = eqx.filter_grad(lambda h, x: jnp.sum(jnp.sin(h(x))))(alone, c.x)
     for key in expected:
-        np.testing.assert_allclose(log[key], expected[key], rtol=2e-6, atol=1e-6)
-        np.testing.assert_allclose(grads.log[key], alone.log[key], rtol=2e-6, atol=1e-6)
+        assert_close(log[key], expected[key], rtol=2e-6)
+        assert_close(grads.log[key], alone.log[key], rtol=2e-6)
 
 
 def test_double_precision():
@@ -179,16 +180,19 @@ def test_double_precision():
             c64 = twins.Case(c.name, model, x, c.twin)
             out, log = eqx.filter_jit(px.ForwardHook(model))(x)
             expected_out, expected = c.twin(model, x, c64.eps())
-            np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-12)
+            assert_close(out, expected_out, rtol=1e-12)
             hooked = px.BackwardHook(model).init(x)
-            grads = eqx.filter_grad(lambda h, x: jnp.sum(jnp.sin(h(x))))(hooked, x)
-            eps = jax.grad(
-                lambda e, m=model, x=x, c=c: jnp.sum(jnp.sin(c.twin(m, x, e)[0]))
+            loss = lambda h, x: jnp.sum(jnp.sin(h(x)))
+            grads = eqx.filter_jit(eqx.filter_grad(loss))(hooked, x)
+            eps = jax.jit(
+                jax.grad(
+                    lambda e, m=model, x=x, c=c: jnp.sum(jnp.sin(c.twin(m, x, e)[0]))
+                )
             )(c64.eps())
             for key in expected:
                 assert log[key].dtype == grads.log[key].dtype == jnp.float64
-                np.testing.assert_allclose(log[key], expected[key], 1e-12, 1e-12)
-                np.testing.assert_allclose(grads.log[key], eps[key], 1e-12, 1e-12)
+                assert_close(log[key], expected[key], rtol=1e-12)
+                assert_close(grads.log[key], eps[key], rtol=1e-12)
 
 
 def test_threads_have_their_own_calls():

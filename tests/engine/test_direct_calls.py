@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from twin_case import linear
 
@@ -68,12 +69,12 @@ def test_both_layers_are_heard_once(how, outside):
     first = model.first(X)
     second = model.second(jnp.tanh(first))
     assert list(log) == ["first", "second"]
-    np.testing.assert_allclose(log["first"].reshape(3), first, rtol=1e-6)
-    np.testing.assert_allclose(log["second"].reshape(3), second, rtol=1e-6)
-    np.testing.assert_allclose(out.reshape(3), model(X), rtol=1e-6)
+    assert_close(log["first"].reshape(3), first)
+    assert_close(log["second"].reshape(3), second)
+    assert_close(out.reshape(3), model(X))
     steered = px.ForwardHook(model, px.AddHook(jnp.ones(3)), where="first")
     _, log = OUTSIDE[outside](steered, X)
-    np.testing.assert_allclose(log["first"].reshape(3), first + 1, rtol=1e-6)
+    assert_close(log["first"].reshape(3), first + 1)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -160,11 +161,11 @@ def test_programs_kept_by_jit_are_not_shared_between_the_two_kinds():
     for _ in range(2):
         # No log, and a hook without arrays: nothing of it must come out of `helper`.
         out, _ = px.ForwardHook(model, px.ScaleHook(1.0), None)(X)
-        np.testing.assert_allclose(out, expected[1], rtol=1e-6)
+        assert_close(out, expected[1])
         _, log = px.ForwardHook(model, px.ScaleHook(1.0))(X)
         assert list(log) == ["a", "b"]
         for entry, value in zip(log.values(), expected, strict=True):
-            np.testing.assert_allclose(entry, value, rtol=1e-6)
+            assert_close(entry, value)
 
 
 #
@@ -177,12 +178,12 @@ def test_a_wrapper_around_another_model():
     hooked(X)
     other = eqx.tree_at(lambda h: h.model.first, hooked, eqx.nn.Identity())
     _, log = other(X)
-    np.testing.assert_allclose(log["first"], X)
+    np.testing.assert_array_equal(log["first"], X)
     scaled = jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, hooked)
     _, log = scaled(X)
-    np.testing.assert_allclose(log["first"], 2 * hooked.model.first(X), rtol=1e-6)
+    assert_close(log["first"], 2 * hooked.model.first(X))
     _, log = hooked(X)
-    np.testing.assert_allclose(log["first"], hooked.model.first(X), rtol=1e-6)
+    assert_close(log["first"], hooked.model.first(X))
 
 
 def test_a_wrapper_that_was_called_can_be_copied():
@@ -206,7 +207,7 @@ def test_static_fields_that_cannot_be_hashed():
         for _ in range(2):
             out, log = hooked(X)
             expected = log["layer"] + jnp.array(table)
-            np.testing.assert_allclose(out, expected, rtol=1e-6)
+            assert_close(out, expected)
 
 
 def test_a_function_in_a_field_is_not_mixed_up():
@@ -216,7 +217,7 @@ def test_a_function_in_a_field_is_not_mixed_up():
     for h, fn in ((hooked, jnp.tanh), (other, jnp.sin), (hooked, jnp.tanh)):
         _, log = h(X)
         expected = jax.vmap(fn)(mlp.layers[0](X))
-        np.testing.assert_allclose(log["activation"].reshape(4), expected, rtol=1e-6)
+        assert_close(log["activation"].reshape(4), expected)
 
 
 def tracers():
@@ -291,7 +292,7 @@ def test_a_call_inside_that_is_made_again(cls, jit, known):
         return px.ForwardHook(model, method=lambda m, x: m(x))(x)[0]
 
     out, log = wrap(px.ForwardHook(model, method=program))(x)
-    np.testing.assert_allclose(out, model(x), rtol=1e-6)
+    assert_close(out, model(x))
     assert list(log) == keys
     inner = px.ForwardHook(model, method=lambda m, x: m(x))
     assert list(px.BackwardHook(inner).init(x).log) == keys
@@ -299,7 +300,7 @@ def test_a_call_inside_that_is_made_again(cls, jit, known):
     (_, logs), _ = wrap(run)(model, x)
     assert list(logs.forward) == list(logs.backward) == keys
     patched = px.ForwardHook(model, px.PatchHook(log), method=program)
-    np.testing.assert_allclose(wrap(patched)(x)[0], out, rtol=1e-6)
+    assert_close(wrap(patched)(x)[0], out)
 
 
 def test_layers_that_turn_out_to_be_stacked_inside():

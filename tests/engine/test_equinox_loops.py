@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from twin_case import linear
 
 import peex as px
@@ -59,12 +60,12 @@ def test_forward(how, jit):
     hooked = px.ForwardHook(LIN, method=LOOPS[how])
     out, log = (eqx.filter_jit(hooked) if jit else hooked)(X)
     expected, calls = twin(LIN, X, jnp.zeros((STEPS, 3)))
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert_close(out, expected)
     if how in EACH_STEP:
-        np.testing.assert_allclose(log["."][:STEPS], calls, rtol=1e-6)
+        assert_close(log["."][:STEPS], calls)
         np.testing.assert_array_equal(log["."][STEPS:], 0)
     else:
-        np.testing.assert_allclose(log["."], calls[-1], rtol=1e-6)
+        assert_close(log["."], calls[-1])
     assert how == "scan" or np.sum(log.counts["."]) == STEPS
 
 
@@ -73,7 +74,7 @@ def test_gradients_through_a_forward_hook(how):
     hooked = px.ForwardHook(LIN, method=LOOPS[how])
     grads = eqx.filter_grad(lambda h: jnp.sum(h(X)[0] ** 2))(hooked)
     expected = eqx.filter_grad(loss(LOOPS[how]))(LIN, X)
-    np.testing.assert_allclose(grads.model.weight, expected.weight, rtol=1e-5)
+    assert_close(grads.model.weight, expected.weight, rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", EACH_STEP)
@@ -82,7 +83,7 @@ def test_cotangents(how):
     total = lambda eps: jnp.sum(twin(LIN, X, eps)[0] ** 2)
     expected = jax.grad(total)(jnp.zeros((STEPS, 3)))
     found = logs.backward["."]
-    np.testing.assert_allclose(found[:STEPS], expected, rtol=1e-5, atol=1e-7)
+    assert_close(found[:STEPS], expected, rtol=1e-5)
     np.testing.assert_array_equal(found[STEPS:], 0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from closeness import assert_close
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from pairs import pairs
 from twin_case import linear
 
 import peex as px
@@ -90,10 +91,12 @@ def test_explicit_shardings_forward(how, jit):
 
 BACKWARD = {
     "log": {},
-    "norm": {"backward": px.NormLog()},
-    "hook": {"hook_fn": px.ScaleHook(2.0)},
+    "all": {
+        "hook_fn": px.ScaleHook(2.0),
+        "backward": px.NormLog(),
+        "forward": px.IdentityLog(),
+    },
     "new": {"hook_fn": lambda c: jnp.ones(c.shape)},
-    "forward": {"forward": px.IdentityLog()},
 }
 
 
@@ -106,7 +109,7 @@ def test_explicit_shardings_backward(how, kwargs):
     with jax.set_mesh(mesh):
         found = eqx.filter_jit(run)(LAYER, xs)
     close(found[0][0], value)
-    close(dict(found[0][1].backward), dict(logs.backward))
+    close(found[0][1], logs)
     close(found[1], grads)
 
 
@@ -141,9 +144,9 @@ INSIDE = {
 LIN = linear(2, 2, 0)
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("mask", [None, True])
-@pytest.mark.parametrize("how", INSIDE)
+@pytest.mark.parametrize(
+    ("how", "mask", "check_vma"), pairs(INSIDE, [None, True], [False, True])
+)
 def test_a_patch_in_a_shard_map(how, mask, check_vma):
     run = lambda m, xs: spread(lambda x: INSIDE[how](m, x), check_vma)(xs)
     _, source = px.ForwardHook(LIN, method=run)(XS + 1)

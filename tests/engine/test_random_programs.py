@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from hypothesis import given, HealthCheck, settings
 from random_checks import check_derivatives, check_logs, check_outside, check_patch
 from random_interpreter import interpreted
@@ -56,4 +57,4 @@ def test_they_are_interpreted():
         x = jax.jit(lambda x: jnp.sin(x) + 2)(jnp.ones(3))
     assert interpreter is not None
     assert interpreter.runs == 1
-    np.testing.assert_allclose(x, np.sin(1) + np.full(3, 2), rtol=1e-6)
+    assert_close(x, np.sin(1) + np.full(3, 2))

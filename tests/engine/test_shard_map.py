@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
+from pairs import pairs
 from twin_case import linear
 from twin_loops import While
 from twin_models import MLP
@@ -28,7 +30,10 @@ def mesh(shape, names):
 
 
 ONE_AXIS = lambda: mesh((4,), ("x",))
-TWO_AXES = lambda: mesh((2, 2), ("x", "y"))
+MESHES = {"one": ONE_AXIS, "two": lambda: mesh((2, 2), ("x", "y"))}
+each_way = pytest.mark.parametrize(
+    ("axes", "check_vma", "jit"), pairs(MESHES, (False, True), (False, True))
+)
 
 
 class Sharded(eqx.Module):
@@ -68,32 +73,28 @@ def expected_values(model, xs):
     return h, lin, jnp.stack(outs)
 
 
-@pytest.mark.parametrize("jit", (False, True))
-@pytest.mark.parametrize("check_vma", (False, True))
-@pytest.mark.parametrize("make_mesh", (ONE_AXIS, TWO_AXES), ids=("one", "two"))
-def test_logs_have_a_device_axis_in_front(make_mesh, check_vma, jit):
-    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), make_mesh(), check_vma)
+@each_way
+def test_logs_have_a_device_axis_in_front(axes, check_vma, jit):
+    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), MESHES[axes](), check_vma)
     xs = jr.normal(jr.key(2), (8, 3))
     expected, lin, out = expected_values(model, xs)
     hooked = px.ForwardHook(model)
     result, log = (eqx.filter_jit(hooked) if jit else hooked)(xs)
-    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=1e-6)
+    assert_close(result, expected, rtol=2e-6)
     assert log["lin"].shape == (4, 2, 3)
     assert log["out"].shape == (4, 3, 2, 3)  # devices, steps, batch
-    np.testing.assert_allclose(log["lin"].reshape(8, 3), lin, rtol=2e-6, atol=1e-6)
+    assert_close(log["lin"].reshape(8, 3), lin, rtol=2e-6)
     by_step = np.moveaxis(log["out"], 1, 0).reshape(3, 8, 3)
-    np.testing.assert_allclose(by_step, out, rtol=2e-6, atol=1e-6)
+    assert_close(by_step, out, rtol=2e-6)
     # It stays where it was made.
     spec = P(model.mesh.axis_names)
     wanted = NamedSharding(model.mesh, spec)
     assert log["lin"].sharding.is_equivalent_to(wanted, log["lin"].ndim)
 
 
-@pytest.mark.parametrize("jit", (False, True))
-@pytest.mark.parametrize("check_vma", (False, True))
-@pytest.mark.parametrize("make_mesh", (ONE_AXIS, TWO_AXES), ids=("one", "two"))
-def test_cotangents(make_mesh, check_vma, jit):
-    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), make_mesh(), check_vma)
+@each_way
+def test_cotangents(axes, check_vma, jit):
+    model = Sharded(linear(3, 3, 0), linear(3, 3, 1), MESHES[axes](), check_vma)
     xs = jr.normal(jr.key(2), (8, 3))
     loss = lambda m, xs: jnp.sum(jnp.sin(m(xs)))
 
@@ -109,13 +110,10 @@ def test_cotangents(make_mesh, check_vma, jit):
     grad = eqx.filter_grad(loss)
     grads = (eqx.filter_jit(grad) if jit else grad)(hooked, xs)
     lin = grads.log["lin"].reshape(8, 3)
-    np.testing.assert_allclose(lin, expected["lin"], rtol=1e-5, atol=1e-6)
+    assert_close(lin, expected["lin"], rtol=1e-5, atol=1e-6)
     out = np.moveaxis(grads.log["out"], 1, 0).reshape(3, 8, 3)
-    np.testing.assert_allclose(out, expected["out"], rtol=1e-5, atol=1e-6)
-    for a, b in zip(
-        jax.tree.leaves(grads.model), jax.tree.leaves(grad(model, xs)), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_close(out, expected["out"], rtol=1e-5, atol=1e-6)
+    assert_close(grads.model, grad(model, xs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("check_vma", (False, True))
@@ -143,9 +141,9 @@ def test_branches_loops_and_hooks_inside(check_vma):
     out, log = eqx.filter_jit(px.ForwardHook(model, hook, method=run))(xs)
     for i, x in enumerate(xs):
         one, expected = px.ForwardHook(model, hook)(x)
-        np.testing.assert_allclose(out[i], one, rtol=2e-6, atol=1e-6)
+        assert_close(out[i], one, rtol=2e-6)
         for key in expected:
-            np.testing.assert_allclose(log[key][i], expected[key], 2e-6, 1e-6)
+            assert_close(log[key][i], expected[key], rtol=2e-6)
             assert int(log.counts[key][i]) == int(expected.counts[key])
 
 
@@ -161,14 +159,12 @@ def test_shard_map_in_a_loop_keeps_devices_in_front():
     assert log["lin"].shape == (4, 2, 2, 3)  # devices, steps, batch
     assert log["out"].shape == (4, 2, 3, 2, 3)
     second = np.moveaxis(log["lin"], 1, 0)[1].reshape(8, 3)
-    np.testing.assert_allclose(
-        second, jax.vmap(model.lin)(model(xs)), rtol=2e-6, atol=1e-6
-    )
+    assert_close(second, jax.vmap(model.lin)(model(xs)), rtol=2e-6)
     hooked = px.BackwardHook(model, method=twice).init(xs)
     grads = eqx.filter_grad(lambda h, xs: jnp.sum(h(xs)))(hooked, xs)
     assert grads.log["out"].shape == (4, 2, 3, 2, 3)
     bias = eqx.filter_grad(lambda m, xs: jnp.sum(twice(m, xs)))(model, xs).out.bias
-    np.testing.assert_allclose(grads.log["out"].sum((0, 1, 2, 3)), bias, 1e-5, 1e-6)
+    assert_close(grads.log["out"].sum((0, 1, 2, 3)), bias, rtol=1e-5, atol=1e-6)
 
 
 def test_shard_map_without_sites_is_left_alone():
@@ -183,7 +179,7 @@ def test_shard_map_without_sites_is_left_alone():
     model, xs = MLP(3, 4, 3, key=jr.key(0)), jr.normal(jr.key(1), (8, 3))
     for transform in (lambda f: f, eqx.filter_jit):
         out, _ = transform(px.ForwardHook(model, method=run))(xs)
-        np.testing.assert_allclose(out, run(model, xs), rtol=2e-6, atol=1e-6)
+        assert_close(out, run(model, xs), rtol=2e-6)
 
 
 def test_sharded_inputs_are_not_gathered():

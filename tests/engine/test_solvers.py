@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from twin_case import linear
 
@@ -43,7 +44,7 @@ RUNS = {"eager": lambda f: f, "jit": eqx.filter_jit}
 def check(log, calls):
     assert list(log) == ["."] + [f".#{i}" for i in range(1, len(calls))]
     for entry, call in zip(log.values(), calls, strict=True):
-        np.testing.assert_allclose(entry, call, rtol=1e-6, atol=1e-7)
+        assert_close(entry, call)
 
 
 def _with(weight):
@@ -54,14 +55,14 @@ def _with(weight):
 def test_an_inner_derivative_of_a_linear_solve_is_logged_once(run):
     inner = lambda m, b: jax.grad(lambda b: jnp.sum(solve(m, b) ** 2))(b)
     out, log = run(px.ForwardHook(LIN, method=inner))(X)
-    np.testing.assert_allclose(out, inner(LIN, X), rtol=1e-6)
+    assert_close(out, inner(LIN, X))
     check(log, solve_twin(LIN, X)[1])
 
 
 def test_a_hook_in_a_linear_solve():
     out, log = px.ForwardHook(LIN, px.AddHook(jnp.ones(3)), method=solve)(X)
     expected, calls = _shifted(X)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert_close(out, expected)
     check(log, calls)
 
 
@@ -115,7 +116,7 @@ def test_roots_in_a_loop(run):
     out, log = run(px.ForwardHook(LIN, method=twice))(X)
     first, calls = fixed_point_twin(LIN, X)
     second, more = fixed_point_twin(LIN, first)
-    np.testing.assert_allclose(out, second, rtol=1e-6)
+    assert_close(out, second)
     check(log, [jnp.stack(pair) for pair in zip(calls, more, strict=True)])
 
 
@@ -135,21 +136,21 @@ def test_a_trained_hook_in_a_root(run):
         np.testing.assert_array_equal(grads.hook_fn.offset, np.zeros(3))
         return
     expected = jax.grad(lambda o: jnp.sum(fixed_point(shifted(o), X) ** 2))(offset)
-    np.testing.assert_allclose(grads.hook_fn.offset, expected, rtol=1e-5)
+    assert_close(grads.hook_fn.offset, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_an_inner_derivative_of_a_root(run):
     inner = lambda m, b: jax.grad(lambda b: jnp.sum(fixed_point(m, b) ** 2))(b)
     out, log = run(px.ForwardHook(LIN, method=inner))(X)
-    np.testing.assert_allclose(out, inner(LIN, X), rtol=1e-5)
+    assert_close(out, inner(LIN, X), rtol=1e-5)
     # Further calls are those that JAX makes for the derivative, at the root.
     root, calls = fixed_point_twin(LIN, X)
     for entry, call in zip(log.values(), calls, strict=False):
-        np.testing.assert_allclose(entry, call, rtol=1e-6, atol=1e-7)
+        assert_close(entry, call)
     for entry in list(log.values())[STEPS:]:
         expected = np.broadcast_to(LIN(root), entry.shape)
-        np.testing.assert_allclose(entry, expected, rtol=1e-6)
+        assert_close(entry, expected)
 
 
 def test_what_a_root_finder_returns_besides():
@@ -160,7 +161,7 @@ def test_what_a_root_finder_returns_besides():
 
     out, log = eqx.filter_jit(px.ForwardHook(LIN, method=run))(X)
     assert jax.tree.structure(out) == jax.tree.structure(run(LIN, X))
-    jax.tree.map(np.testing.assert_allclose, out, run(LIN, X))
+    assert_close(out, run(LIN, X))
     check(log, [LIN(X), LIN(X)])
 
 
@@ -183,7 +184,7 @@ for_both = pytest.mark.parametrize("solver, twin", SOLVERS.values(), ids=SOLVERS
 def test_the_calls_of_a_solver(run, solver, twin):
     out, log = run(px.ForwardHook(LIN, method=solver))(X)
     expected, calls = twin(LIN, X)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert_close(out, expected)
     check(log, calls)
 
 
@@ -199,7 +200,7 @@ def test_the_implicit_derivative_is_kept(run, solver, twin):
     check(log, twin(LIN, X)[1])
     loss_of = lambda f, w: jnp.sum(f(_with(w), X) ** 2)
     expected = jax.grad(lambda w: loss_of(solver, w))(LIN.weight)
-    np.testing.assert_allclose(grads.model.weight, expected, rtol=1e-5)
+    assert_close(grads.model.weight, expected, rtol=1e-5)
     # It isn't the derivative of the three steps, which are far from a solution.
     steps = lambda m, b: twin(m, b)[0]
     unrolled = jax.grad(lambda w: loss_of(steps, w))(LIN.weight)
@@ -217,14 +218,14 @@ def test_a_batch_of_solves(run, outside, solver, twin):
         out, log = run(eqx.filter_vmap(hooked))(bs)
     else:
         out, log = run(px.ForwardHook(LIN, method=batched))(bs)
-    np.testing.assert_allclose(out, batched(LIN, bs), rtol=1e-6)
+    assert_close(out, batched(LIN, bs))
     for i, b in enumerate(bs):
         calls = twin(LIN, b)[1]
         # The first call is on zeros, for every example.
         first = log["."][i] if outside else log["."]
-        np.testing.assert_allclose(first, calls[0], rtol=1e-6)
-        np.testing.assert_allclose(log[".#1"][i], calls[1], rtol=1e-6)
-        np.testing.assert_allclose(log[".#2"][i], calls[2], rtol=1e-6)
+        assert_close(first, calls[0])
+        assert_close(log[".#1"][i], calls[1])
+        assert_close(log[".#2"][i], calls[2])
 
 
 #
@@ -246,14 +247,14 @@ NOINLINE = {
 def test_noinline(how, run):
     method = NOINLINE[how]
     out, log = run(px.ForwardHook(LIN, method=method))(X)
-    np.testing.assert_allclose(out, LIN(X), rtol=1e-6)
-    np.testing.assert_allclose(log["."].reshape(3), LIN(X), rtol=1e-6)
+    assert_close(out, LIN(X))
+    assert_close(log["."].reshape(3), LIN(X))
 
     loss = lambda m, x: jnp.sum(method(m, x) ** 2)
     (_, logs), grads = run(px.value_and_grad(loss))(LIN, X)
     cotangent = 2 * LIN(X)
-    np.testing.assert_allclose(logs.backward["."].reshape(3), cotangent, rtol=1e-6)
-    np.testing.assert_allclose(grads.weight, jnp.outer(cotangent, X), rtol=1e-6)
+    assert_close(logs.backward["."].reshape(3), cotangent)
+    assert_close(grads.weight, jnp.outer(cotangent, X))
 
 
 def test_noinline_without_sites_is_kept():
@@ -265,4 +266,4 @@ def test_noinline_without_sites_is_kept():
         jax.make_jaxpr(px.ForwardHook(LIN, method=NOINLINE["closure"]))(X)
     )
     _, log = hooked(X)
-    np.testing.assert_allclose(log["."], LIN(other(X)), rtol=1e-6)
+    assert_close(log["."], LIN(other(X)))

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from twin_case import linear
 
@@ -70,12 +71,12 @@ def test_a_value_that_is_not_used_is_logged(how, derivative, jit):
     method = DERIVATIVES[derivative](run)
     hooked = px.ForwardHook(model, method=method)
     out, log = (eqx.filter_jit(hooked) if jit else hooked)(X)
-    np.testing.assert_allclose(out, method(model, X), rtol=1e-5)
+    assert_close(out, method(model, X), rtol=1e-5)
     expected = model.layer(X)
     if steps is not None:
         expected = jnp.stack([expected, model.layer(jnp.sin(X))])
     assert list(log) == ["layer"]
-    np.testing.assert_allclose(log["layer"], expected, rtol=1e-5)
+    assert_close(log["layer"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("derivative", ["grad", "linearize"])

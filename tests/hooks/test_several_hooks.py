@@ -3,26 +3,15 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
+from parts import Pair
 
 import peex as px
 
 
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-class Model(eqx.Module):
-    first: eqx.nn.Linear
-    second: eqx.nn.Linear
-
-    def __call__(self, x):
-        return self.second(jnp.tanh(self.first(x)))
-
-
 KEYS = jax.random.split(jax.random.key(0))
-MODEL = Model(eqx.nn.Linear(2, 2, key=KEYS[0]), eqx.nn.Linear(2, 2, key=KEYS[1]))
+MODEL = Pair(eqx.nn.Linear(2, 2, key=KEYS[0]), eqx.nn.Linear(2, 2, key=KEYS[1]))
 X = jnp.array([0.5, -2.0])
 OFFSET = jnp.array([1.0, -3.0])
 

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import pytest
+from closeness import assert_close
 from inside_models import (
-    assert_close,
     BLOCK,
     GRU,
     Marked,

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import pytest
+from closeness import assert_close
 from inside_models import (
-    assert_close,
     Marked,
     TWO,
     V,

@@ -3,14 +3,11 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
+from parts import Two
 
 import peex as px
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 class Attention(eqx.Module):
@@ -160,9 +157,7 @@ def test_cotangents():
         x = (probs[:, None] * X) @ block.linear.weight.T + block.linear.bias
         return jnp.sum(x**2)
 
-    np.testing.assert_allclose(
-        log["attn/probs"], jax.grad(from_probs)(P0), rtol=1e-5, atol=1e-6
-    )
+    assert_close(log["attn/probs"], jax.grad(from_probs)(P0), rtol=1e-5, atol=1e-6)
 
 
 def test_value_and_grad_per_example():
@@ -251,16 +246,8 @@ class Uses(eqx.Module):
         return jitted(x) + 1
 
 
-class Pair(eqx.Module):
-    a: Uses
-    b: Uses
-
-    def __call__(self, x):
-        return self.b(self.a(x))
-
-
 def test_a_function_that_was_jitted_outside_of_hooks():
-    model = Pair(Uses(), Uses())
+    model = Two(Uses(), Uses())
     model(X)
     y = jnp.tanh(X) + 1
     for where in (None, "*/tanh"):

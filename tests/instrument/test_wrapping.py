@@ -1,24 +1,21 @@
-"""The wrapped model goes on working as it did, whatever it does with its parts."""
+"""The wrapped model goes on working as it did, whatever it does with its parts, and
+whatever its classes do: a table of models, each of which goes through `wrapped.check`.
+"""
 
-import copy
-import dataclasses
-import pickle
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from wrapped import check, linear, same
-
-import peex as px
+from parts import Outer
+from wrapped import check, linear
 
 
 X = jnp.array([0.5, -1.0])
 
 
-# What a parent may do with its layers
+# What a parent does with its layers
 
 
 class Parent(eqx.Module):
@@ -26,10 +23,6 @@ class Parent(eqx.Module):
 
     def __call__(self, x):
         return self.lin.weight @ self.lin(x) + self.lin.out_features
-
-
-def test_layer_read_by_its_parent():
-    check(Parent(linear()), X, keys=["lin"])
 
 
 class Checks(eqx.Module):
@@ -45,11 +38,6 @@ class Checks(eqx.Module):
             else:
                 raise AssertionError
         return x
-
-
-def test_isinstance():
-    model = Checks([linear(), eqx.nn.Lambda(jnp.tanh), linear(1)])
-    check(model, X, keys=["layers.0", "layers.1", "layers.2"])
 
 
 class Base(eqx.Module):
@@ -83,32 +71,12 @@ class Derived(Base):
         return self.extra(super().helper(x)) + self.double
 
 
-@pytest.mark.parametrize("where", [None, "**"])
-def test_super_properties_and_helpers(where):
-    keys = ["lin", "lin#1", "lin#2", "extra"] + ["."] * (where == "**")
-    check(Derived(linear(), linear(1)), X, where=where, keys=keys)
+class ByClass(eqx.Module):
+    lin: eqx.nn.Linear
 
-
-def test_super_of_a_chosen_module():
-    class Outer(eqx.Module):
-        inner: Derived
-
-        def __call__(self, x):
-            return self.inner(x)
-
-    # One call of `inner`, though it calls its parent's `__call__` too.
-    check(Outer(Derived(linear(), linear(1))), X, where="inner", keys=["inner"])
-
-
-def test_method_called_through_its_class():
-    class Outer(eqx.Module):
-        lin: eqx.nn.Linear
-
-        def __call__(self, x):
-            return eqx.nn.Linear.__call__(self.lin, x) + self.lin(x)
-
-    # `type(lin).__call__` would be the site; the class's own is the plain method.
-    check(Outer(linear()), X, keys=["lin"])
+    def __call__(self, x):
+        # `type(lin).__call__` would be the site; the class's own is the plain method.
+        return eqx.nn.Linear.__call__(self.lin, x) + self.lin(x)
 
 
 class Nested(eqx.Module):
@@ -124,16 +92,6 @@ class Nested(eqx.Module):
 class Heads(NamedTuple):
     head: eqx.nn.Linear
     unused: None
-
-
-def test_containers():
-    layers = {
-        "list": [linear(0), linear(1)],
-        "tuple": (linear(2), (linear(3),)),
-        "named": Heads(linear(4), None),
-    }
-    keys = ["list.0", "list.1", "tuple.0", "tuple.1.0", "named.head"]
-    check(Nested(layers), X, keys=[f"layers.{k}" for k in keys])
 
 
 class Odd(eqx.Module):
@@ -155,152 +113,188 @@ class Odd(eqx.Module):
         return this.hook_fn(x)
 
 
-def test_fields_named_like_ours():
-    model = Odd(*(linear(i) for i in range(6)))
-    check(model, X, keys=["self", "key", "model", "log", "plan", "hook_fn"])
+# What its classes do
 
 
-# Methods that return or rebuild modules
-
-
-class Returns(eqx.Module):
+class Delegates(eqx.Module):
     lin: eqx.nn.Linear
-    scale: float = 2.0
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.lin, name)
 
     def __call__(self, x):
-        return self.lin(x), self, self.lin, [self.lin]
+        return self.weight @ self.lin(x) + self.bias
 
 
-def test_returned_modules_are_plain():
-    model = Returns(linear())
-    for where in (None, "**", "lin"):
-        for wrap in (px.ForwardHook, px.BackwardHook):
-            hooked = wrap(model, log_fn=None, where=where)
-            out = hooked(X)
-            _, self, lin, (again,) = out[0] if wrap is px.ForwardHook else out
-            assert type(self) is Returns and type(self.lin) is eqx.nn.Linear
-            assert type(lin) is eqx.nn.Linear and type(again) is eqx.nn.Linear
-            same(self, model)
-            same(lin, model.lin)
-            same(again, model.lin)
-
-
-class Counter(eqx.Module):
+class Registry(eqx.Module):
+    classes: ClassVar[list[type]] = []
     lin: eqx.nn.Linear
-    count: jax.Array
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Registry.classes.append(cls)
 
     def __call__(self, x):
-        new = dataclasses.replace(self, count=self.count + 1)
-        return new.lin(x), new
-
-    def rebuilt(self, x):
-        new = type(self)(self.lin, self.count + 1)
-        return new.lin(x), new
-
-    def tree_at(self, x):
-        new = eqx.tree_at(lambda m: m.count, self, self.count + 1)
-        return new.lin(x), new
-
-    def cloned(self, x):
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        new = self.__class__(**{**fields, "count": self.count + 1})
-        return new.lin(x), new
+        return self.lin(x)
 
 
-@pytest.mark.parametrize("method", ["__call__", "rebuilt", "tree_at", "cloned"])
-@pytest.mark.parametrize("where", [None, ["lin", "."]])
-def test_module_that_rebuilds_itself(method, where):
-    model = Counter(linear(), jnp.array(0))
-    for _ in range(3):
-        (out, model), log = px.ForwardHook(model, where=where, method=method)(X)
-        assert type(model) is Counter and type(model.lin) is eqx.nn.Linear
-        assert log["lin"].shape == out.shape == (2,)
-    assert model.count == 3
+class Registered(Registry):
+    pass
 
 
-def test_rebuilt_module_that_is_called():
-    class Outer(eqx.Module):
-        inner: Base
+class Refuses(eqx.Module):
+    lin: eqx.nn.Linear
 
-        def __call__(self, x):
-            weight = lambda m: m.lin.weight
-            doubled = eqx.tree_at(weight, self.inner, replace_fn=lambda w: 2 * w)
-            return doubled(x) + self.inner(x)
+    def __init_subclass__(cls, *, allowed, **kwargs):
+        raise TypeError("has no subclasses")
 
-    keys = ["inner.lin", "inner", "inner.lin#1", "inner#1", "."]
-    lin = linear()
-    log = check(Outer(Base(lin)), X, where="**", keys=keys)
-    expected = 2 * lin.weight @ X + lin.bias
-    np.testing.assert_allclose(log["inner.lin"], expected, rtol=1e-6)
+    def __call__(self, x):
+        return self.lin(x)
 
 
-# Copies
+T = TypeVar("T")
 
 
-@pytest.mark.parametrize("make", [px.ForwardHook, lambda m: px.BackwardHook(m).init(X)])
-def test_copies_of_a_wrapper(make, tmp_path):
-    hooked = make(Parent(linear()))
-    file = tmp_path / "hooked.eqx"
-    eqx.tree_serialise_leaves(file, hooked)
-    like = jax.tree.map(jnp.zeros_like, hooked)
-    copies = [
-        copy.copy(hooked),
-        copy.deepcopy(hooked),
-        pickle.loads(pickle.dumps(hooked)),
-        eqx.tree_deserialise_leaves(file, like),
-        jax.tree.map(lambda x: x, hooked),
-        eqx.combine(*eqx.partition(hooked, eqx.is_array)),
-    ]
-    for other in copies:
-        assert type(other) is type(hooked)
-        same(other, hooked)
-        same(other(X), hooked(X))
+class Box(eqx.Module, Generic[T]):
+    content: T
+
+    def __call__(self, x):
+        return self.content(x)
 
 
-def test_arguments_of_any_name():
-    # Those of peex's own functions don't stand in the way.
-    net = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    names = ("self", "model", "hooked", "args", "kwargs", "loss")
+class Hashes(eqx.Module):
+    lin: eqx.nn.Linear
+    name: str = eqx.field(static=True)
 
-    class Model(eqx.Module):
-        net: eqx.nn.Linear
+    def __hash__(self):
+        return hash(self.name)
 
-        def __call__(model, x, **named):
-            return model.net(x) + sum(named.values())
+    def __eq__(self, other):
+        return isinstance(other, Hashes) and self.name == other.name
 
-    model, x = Model(net), jnp.ones(2)
-    # The model's own first parameter is taken.
-    named = {name: 1.0 for name in names if name != "model"}
-    out, _ = px.ForwardHook(model)(x, **named)
-    np.testing.assert_allclose(out, net(x) + len(named), rtol=1e-6)
-    # (What Equinox makes of a method has a `self`.)
-    hooked = px.BackwardHook.init(px.BackwardHook(model), x, **named)
-    np.testing.assert_allclose(hooked(x, **named), out, rtol=1e-6)
-
-    def loss(m, x, **named):
-        return jnp.sum(m(x)) + sum(named.values())
-
-    named = dict.fromkeys(names, 1.0)
-    (value, _), _ = px.value_and_grad(loss)(net, x, **named)
-    np.testing.assert_allclose(value, jnp.sum(net(x)) + len(names), rtol=1e-6)
+    def __call__(self, x):
+        table = {self: 3.0}
+        assert (self == self) is True and (self != self) is False
+        return table[self] * self.lin(x) + len({self, self})
 
 
-@pytest.mark.parametrize("out", [jnp.ones(2), 1.0, (1.0, 2, 3)])
-def test_a_loss_without_its_aux(out):
-    net = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    run = px.value_and_grad(lambda m, x: (m(x), out)[1], has_aux=True)
-    with pytest.raises(TypeError, match=r"expects a loss that returns a pair `\(value"):
-        run(net, jnp.ones(2))
+class Slots(eqx.Module):
+    lin: eqx.nn.Linear
+    inner: eqx.nn.Linear = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.inner.in_features * self.lin(x)
 
 
-def test_a_module_that_is_called_as_a_further_call():
-    make = lambda i: eqx.nn.Linear(2, 2, key=jax.random.key(i))
-    model, x = {"a": make(0), "a#1": make(1)}, jnp.ones(2)
-    run = lambda m, x: m["a#1"](m["a"](m["a"](x)))
-    _, log = px.ForwardHook(model, method=run)(x)
-    first = model["a"](x)
-    second = model["a"](first)
-    expected = [first, second, model["a#1"](second)]
-    assert list(log) == ["a", "a#1", '"a#1"']
-    for found, value in zip(log.values(), expected, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-6)
+class AbstractLayer(eqx.Module):
+    lin: eqx.AbstractVar[eqx.nn.Linear]
+    checked: eqx.AbstractClassVar[bool]
+
+    def __call__(self, x):
+        return self.lin(x)
+
+
+class FinalLayer(AbstractLayer, strict=True):
+    lin: eqx.nn.Linear
+    checked: ClassVar[bool] = True
+
+    def __check_init__(self):
+        if not isinstance(self.lin, eqx.nn.Linear):
+            raise ValueError("lin")
+
+
+class Converts(eqx.Module):
+    weight: jax.Array = eqx.field(converter=jnp.asarray)
+    missing: Any = eqx.field(init=False)
+
+    def __call__(self, x):
+        assert not hasattr(self, "missing")
+        return self.weight * x
+
+
+class Embeds(eqx.Module):
+    embed: eqx.nn.Embedding
+    act: Any
+
+    def attend(self, x):
+        return self.embed.weight @ x
+
+    def __call__(self, x):
+        # Equinox's bound methods are pytrees, and can be jitted and mapped.
+        y = eqx.filter_jit(self.attend)(x)
+        ys = eqx.filter_vmap(self.attend)(jnp.stack([x, 2 * x]))
+        zs = jax.jit(self.act)(y)
+        return eqx.filter_checkpoint(self.attend)(x) + zs + jnp.sum(ys, 0)
+
+
+# The table: a name, the model, the keys of its log (or None, if they don't matter), and
+# where it is hooked
+
+
+def nested():
+    layers = {
+        "list": [linear(0), linear(1)],
+        "tuple": (linear(2), (linear(3),)),
+        "named": Heads(linear(4), None),
+    }
+    return Nested(layers)
+
+
+def derived():
+    return Derived(linear(), linear(1))
+
+
+def unset():
+    model = object.__new__(Converts)
+    object.__setattr__(model, "weight", jnp.asarray(3.0))
+    return Outer(model)
+
+
+def static():
+    return Slots(linear(), jax.tree.map(lambda x: None, linear(9)))
+
+
+def embeds():
+    return Embeds(eqx.nn.Embedding(3, 2, key=jax.random.key(0)), jnp.tanh)
+
+
+LAYERS = ["layers.0", "layers.1", "layers.2"]
+IN_NESTED = ["list.0", "list.1", "tuple.0", "tuple.1.0", "named.head"]
+ODD_NAMES = ["self", "key", "model", "log", "plan", "hook_fn"]
+THREE = [linear(), eqx.nn.Lambda(jnp.tanh), linear(1)]
+ATTENDS = [".:attend", ".:attend#1", "act", ".:attend#2"]
+
+CASES = {
+    "read by its parent": (Parent(linear()), ["lin"], None),
+    "isinstance": (Checks(THREE), LAYERS, None),
+    "super": (derived(), ["lin", "lin#1", "lin#2", "extra"], None),
+    "super, all": (derived(), ["lin", "lin#1", "lin#2", "extra", "."], "**"),
+    # One call of `inner`, though it calls its parent's `__call__` too.
+    "super of a chosen one": (Outer(derived()), ["inner"], "inner"),
+    "called through its class": (ByClass(linear()), ["lin"], None),
+    "containers": (nested(), [f"layers.{k}" for k in IN_NESTED], None),
+    "fields named like ours": (Odd(*map(linear, range(6))), ODD_NAMES, None),
+    "__getattr__": (Delegates(linear()), None, None),
+    "__getattr__, all": (Delegates(linear()), None, "**"),
+    "no subclasses": (Refuses(linear()), ["lin", "."], "**"),
+    "generic": (Box[eqx.nn.Linear](linear()), ["content", "."], "**"),
+    "generic, by class": (Box(Box(linear())), ["content", "."], Box),
+    "__hash__ and __eq__": (Hashes(linear(), "name"), ["lin", "."], "**"),
+    "static module": (static(), ["lin"], None),
+    "strict": (FinalLayer(linear()), ["lin", "."], "**"),
+    "field never set": (unset(), ["inner"], None),
+    "bound methods": (embeds(), ATTENDS, [".:attend", "act"]),
+    "function": (embeds(), ["act"], "act"),
+}
+
+
+@pytest.mark.parametrize(("model", "keys", "where"), CASES.values(), ids=CASES)
+def test_goes_on_working(model, keys, where):
+    check(model, X, keys=keys, where=where)
+
+
+def test_no_subclass_is_registered():
+    check(Registered(linear()), X, where="**", keys=["lin", "."])
+    assert Registry.classes == [Registered]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from closeness import assert_close
 from wrapped import check, linear, same
 
 import peex as px
@@ -22,7 +23,7 @@ XS = jnp.stack([X, 2 * X, -3 * X])
 def test_sequential():
     model = eqx.nn.Sequential([linear(), eqx.nn.Lambda(jax.nn.relu), linear(1)])
     log = check(model, X, keys=["layers.0", "layers.1", "layers.2"])
-    np.testing.assert_allclose(log["layers.1"], jax.nn.relu(linear()(X)), rtol=1e-6)
+    assert_close(log["layers.1"], jax.nn.relu(linear()(X)))
     check(model, X, where="**", keys=["layers.0", "layers.1", "layers.2", "."])
 
 
@@ -53,12 +54,8 @@ def test_stateful_layers(mode, inference):
     assert list(log) == [f"layers.{i}" for i in range(4)]
     # The value is the output alone, without the state.
     a = jax.vmap(model.layers[0])(XS)
-    np.testing.assert_allclose(log["layers.0"], a, rtol=1e-6)
-    np.testing.assert_allclose(
-        log["layers.1"],
-        run(model.layers[1], a, state)[0],
-        rtol=1e-5,
-    )
+    assert_close(log["layers.0"], a)
+    assert_close(log["layers.1"], run(model.layers[1], a, state)[0], rtol=1e-5)
     # As a function around the wrapper, with the batch axis of the caller.
     (got, log2), _ = hooked_outside(model, XS, state)
     same(got, out)
@@ -69,7 +66,7 @@ def test_stateful_layers(mode, inference):
     grads = eqx.filter_grad(loss)(backward, XS, state)
     plain = eqx.filter_grad(lambda m: jnp.sum(jnp.sin(run(m, XS, state)[0])))(model)
     same(grads.model, plain)
-    np.testing.assert_allclose(
+    assert_close(
         grads.log["layers.0"].sum(0), plain.layers[0].bias, rtol=1e-5, atol=1e-6
     )
 
@@ -89,7 +86,7 @@ def test_edit_of_a_stateful_layer():
     hooked = px.ForwardHook(model, px.ZeroHook(), where="layers.1", method=run)
     (out, new_state), log = hooked(XS, state)
     same(new_state, run(model, XS, state)[1])
-    np.testing.assert_allclose(out, jnp.stack([linear(1).bias] * 3), rtol=1e-6)
+    assert_close(out, jnp.stack([linear(1).bias] * 3))
     assert not np.any(log["layers.1"])
 
 
@@ -105,7 +102,7 @@ def test_spectral_norm():
     layer, state = norm(layer=linear(), weight_name="weight", key=KEY)
     check(Spectral(layer), X, state, keys=["norm.layer"])
     log = check(Spectral(layer), X, state, where="norm", keys=["norm"])
-    np.testing.assert_allclose(log["norm"], layer(X, state)[0], rtol=1e-6)
+    assert_close(log["norm"], layer(X, state)[0])
     assert log["norm"].shape == (2,)
 
 
@@ -113,7 +110,7 @@ def test_weight_norm():
     model = eqx.nn.WeightNorm(linear())
     log = check(model, X, where="**", keys=["layer", "."])
     # The layer runs with the normalised weight.
-    np.testing.assert_allclose(log["layer"], model(X), rtol=1e-6)
+    assert_close(log["layer"], model(X))
 
 
 class LanguageModel(eqx.Module):
@@ -138,7 +135,7 @@ def test_shared():
     keys = ["shared.pytree.0", "shared.pytree.1"]
     log = check(model, token, where=keys, keys=keys)
     np.testing.assert_array_equal(log[keys[0]], weight[3])
-    np.testing.assert_allclose(log[keys[1]], weight @ jnp.tanh(weight[3]), rtol=1e-6)
+    assert_close(log[keys[1]], weight @ jnp.tanh(weight[3]))
     check(model, token, keys=keys)
 
 
@@ -172,9 +169,9 @@ def test_attention():
     assert [k for k in log if k in names] == [k for k in keys if k in names]
     for name in names[:3]:
         layer = getattr(attention, name)
-        np.testing.assert_allclose(log[name], jax.vmap(layer)(xs), rtol=1e-5)
+        assert_close(log[name], jax.vmap(layer)(xs), rtol=1e-5)
     out = attention(xs, xs, xs, mask=jnp.tril(jnp.ones((5, 5), bool)))
-    np.testing.assert_allclose(log[names[3]], out, rtol=1e-5)
+    assert_close(log[names[3]], out, rtol=1e-5)
 
 
 def test_mlp():
@@ -185,9 +182,7 @@ def test_mlp():
     log = check(mlp, X)
     assert "activation" in log
     a = mlp.layers[0](X)
-    np.testing.assert_allclose(
-        log["activation"], jnp.where(a > 0, a, 0.1 * a), rtol=1e-6
-    )
+    assert_close(log["activation"], jnp.where(a > 0, a, 0.1 * a))
 
 
 def test_convolution_and_pooling():

@@ -240,42 +240,6 @@ def test_other_dtypes():
     assert repr(call) == "<call .: bf16[3] -> bf16[4]>"
 
 
-def test_keyword_arguments():
-    dropout = eqx.nn.Dropout(0.5)
-    call = px.report(dropout, f32(3), key=key())["."]
-    (x,), kwargs = call.inputs
-    assert x.shape == (3,) and kwargs["key"].dtype == key().dtype
-    assert repr(call) == "<call .: f32[3], key<fry>[] -> f32[3]>"
-
-
-def test_methods():
-    class Model(eqx.Module):
-        linear: eqx.nn.Linear
-
-        def encode(self, x):
-            return self.linear(x)
-
-    model = Model(eqx.nn.Linear(2, 3, key=key()))
-    report = px.report(model, f32(2), method="encode")
-    assert list(report.entries) == ["linear"]
-    # What is entered is the call of the model.
-    assert [c.key for c in report.tree.children] == ["."]
-    report = px.report(model, f32(2), method=lambda m, x: m.encode(x), where=".:encode")
-    assert list(report.entries) == [".:encode"]
-    with pytest.raises(TypeError, match="a Model, has no method 'decode'. Give"):
-        px.report(model, f32(2), method="decode")
-
-
-def test_of_wrapped_models():
-    # Wrappers carry no prefix, and are what they wrap.
-    linear = eqx.nn.Linear(2, 3, key=key())
-    for wrapped in (eqx.filter_jit(linear), px.ForwardHook(linear, px.ZeroHook())):
-        assert list(px.report(wrapped, f32(2)).entries) == ["."]
-    call = px.report(eqx.filter_vmap(linear), f32(5, 2))["."]
-    assert [tuple(axis) for axis in call.axes] == [("batch", 5)]
-    assert call.parameter_count == 9
-
-
 def test_inside_of_a_linear_solve():
     linear = eqx.nn.Linear(3, 3, use_bias=False, key=key())
 
@@ -307,33 +271,86 @@ def test_layers_that_are_stacked_in_the_forward_pass():
     assert call.parameter_count == 2 * 12
 
 
-def test_under_jit():
-    # With tracers, only their shapes are looked at.
-    linear = eqx.nn.Linear(2, 3, key=key())
-    found = []
+class Stack(eqx.Module):
+    layers: eqx.nn.Linear
 
-    @eqx.filter_jit
-    def run(linear, x):
-        found.append(px.report(linear, x))
-        return linear(x)
+    def __init__(self):
+        make = lambda k: eqx.nn.Linear(4, 4, key=k)
+        self.layers = eqx.filter_vmap(make)(jax.random.split(key(), 6))
 
-    run(linear, jnp.ones(2))
-    assert found[0]["."].flops == product(1, 2, 3) + 3
+    def __call__(self, x):
+        dynamic, static = eqx.partition(self.layers, eqx.is_array)
+        step = lambda x, d: (jax.vmap(eqx.combine(d, static))(x), None)
+        return lax.scan(step, x, dynamic)[0]
 
 
-def test_key_errors():
-    class Model(eqx.Module):
-        used: eqx.nn.Linear
-        unused: eqx.nn.Linear
+def test_scan_over_layers():
+    report = px.report(Stack(), f32(5, 4))
+    call = report["layers"]
+    assert [tuple(axis) for axis in call.axes] == [("step", 6), ("batch", 5)]
+    assert call.outputs.shape == (4,) and call.log.shape == (6, 5, 4)
+    assert call.log_bytes == 6 * 5 * 4 * 4
+    assert call.parameter_count == 6 * (16 + 4)
+    assert call.flops == 6 * 5 * (product(1, 4, 4) + 4)
+
+
+def test_cond():
+    class Branch(eqx.Module):
+        yes: eqx.nn.Linear
+        no: eqx.nn.Linear
+        both: eqx.nn.Linear
 
         def __call__(self, x):
-            return self.used(x)
+            yes = lambda x: self.both(self.yes(x))
+            no = lambda x: self.both(self.no(x))
+            return lax.cond(x[0] > 0, yes, no, x)
 
-    linear, other = (eqx.nn.Linear(2, 2, key=key()) for _ in range(2))
-    report = px.report(Model(linear, other), f32(2))
-    with pytest.raises(
-        KeyError, match="'usd' isn't a call of this report. Nearest: 'us"
-    ):
-        report["usd"]
-    with pytest.raises(KeyError, match="'unused' has no call: it is never called"):
-        report["unused"]
+    linear = lambda width, seed: eqx.nn.Linear(width, 4, key=key(seed))
+    model = Branch(linear(4, 0), linear(4, 1), linear(4, 2))
+    report = px.report(model, f32(4))
+    assert {k: c.when for k, c in report.entries.items()} == {
+        "no": "conditional",
+        "both": "always",
+        "yes": "conditional",
+    }
+    each = product(1, 4, 4) + 4
+    assert [c.flops for c in report.entries.values()] == [each] * 3
+    # The predicate, and one of the branches.
+    assert report.flops == 1 + 2 * each
+    assert [c.key for c in report["."].children] == ["no", "both", "yes"]
+
+
+def test_while():
+    linear = eqx.nn.Linear(4, 4, key=key())
+
+    def run(model, x):
+        return lax.while_loop(lambda x: x[0] < 9, lambda x: model(x), x)
+
+    report = px.report(linear, f32(4), method=run)
+    call = report["."]
+    assert call.when == "last of many" and call.axes == ()
+    assert call.log.shape == (4,)
+    assert call.flops == product(1, 4, 4) + 4
+    batched = lambda model, xs: jax.vmap(lambda x: run(model, x))(xs)
+    call = px.report(linear, f32(5, 4), method=batched)["."]
+    assert call.when == "last of many"
+    assert [tuple(axis) for axis in call.axes] == [("batch", 5)]
+
+
+def test_gru_over_time():
+    cell = eqx.nn.GRUCell(3, 4, key=key())
+
+    def run(cell, xs):
+        step = lambda h, x: (cell(x, h), None)
+        return lax.scan(step, jnp.zeros(4), xs)[0]
+
+    report = px.report(cell, f32(10, 3), method=run)
+    call = report["."]
+    assert [tuple(axis) for axis in call.axes] == [("step", 10)]
+    assert shown(call.inputs) == [((3,), "float32"), ((4,), "float32")]
+    assert call.log.shape == (10, 4)
+    # Weights of three gates, from the input and from the state; biases of the gates,
+    # and of the candidate's state.
+    assert call.parameter_count == 12 * 3 + 12 * 4 + 12 + 4
+    products = product(1, 3, 12) + product(1, 4, 12)
+    assert 10 * products < call.flops < 10 * (products + 20 * 12)

@@ -1,5 +1,5 @@
-"""How reports are shown: as text, with and without rich, as HTML, as dicts; and what is
-different between two.
+"""How reports are asked for, looked into, and shown: as text, with and without rich, as
+HTML, as dicts; and what is different between two.
 """
 
 import builtins
@@ -10,8 +10,77 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from parts import Half
+from report_numbers import f32, key, product
 
 import peex as px
+
+
+# Asked for and looked into
+
+
+def test_keyword_arguments():
+    dropout = eqx.nn.Dropout(0.5)
+    call = px.report(dropout, f32(3), key=key())["."]
+    (x,), kwargs = call.inputs
+    assert x.shape == (3,) and kwargs["key"].dtype == key().dtype
+    assert repr(call) == "<call .: f32[3], key<fry>[] -> f32[3]>"
+
+
+def test_methods():
+    class Model(eqx.Module):
+        linear: eqx.nn.Linear
+
+        def encode(self, x):
+            return self.linear(x)
+
+    model = Model(eqx.nn.Linear(2, 3, key=key()))
+    report = px.report(model, f32(2), method="encode")
+    assert list(report.entries) == ["linear"]
+    # What is entered is the call of the model.
+    assert [c.key for c in report.tree.children] == ["."]
+    report = px.report(model, f32(2), method=lambda m, x: m.encode(x), where=".:encode")
+    assert list(report.entries) == [".:encode"]
+    with pytest.raises(TypeError, match="a Model, has no method 'decode'. Give"):
+        px.report(model, f32(2), method="decode")
+
+
+def test_of_wrapped_models():
+    # Wrappers carry no prefix, and are what they wrap.
+    linear = eqx.nn.Linear(2, 3, key=key())
+    for wrapped in (eqx.filter_jit(linear), px.ForwardHook(linear, px.ZeroHook())):
+        assert list(px.report(wrapped, f32(2)).entries) == ["."]
+    call = px.report(eqx.filter_vmap(linear), f32(5, 2))["."]
+    assert [tuple(axis) for axis in call.axes] == [("batch", 5)]
+    assert call.parameter_count == 9
+
+
+def test_under_jit():
+    # With tracers, only their shapes are looked at.
+    linear = eqx.nn.Linear(2, 3, key=key())
+    found = []
+
+    @eqx.filter_jit
+    def run(linear, x):
+        found.append(px.report(linear, x))
+        return linear(x)
+
+    run(linear, jnp.ones(2))
+    assert found[0]["."].flops == product(1, 2, 3) + 3
+
+
+def test_key_errors():
+    linear, other = (eqx.nn.Linear(2, 2, key=key()) for _ in range(2))
+    report = px.report(Half(linear, other), f32(2))
+    with pytest.raises(
+        KeyError, match="'usd' isn't a call of this report. Nearest: 'us"
+    ):
+        report["usd"]
+    with pytest.raises(KeyError, match="'unused' has no call: it is never called"):
+        report["unused"]
+
+
+# Shown
 
 
 def mlp(width=8, depth=1):
@@ -96,9 +165,9 @@ def test_width(rich, request):
     assert max(len(line) for line in shown.splitlines()) <= 100
     # Nothing is cut off.
     text = "".join(c for c in shown if not c.isspace())
-    for key in found.entries:
-        tail = key.rpartition(".")[2]
-        assert key in text or tail in text
+    for name in found.entries:
+        tail = name.rpartition(".")[2]
+        assert name in text or tail in text
     assert "4.20M" in shown and "75.5 MB" in shown
     assert max(len(line) for line in str(px.sites(mlp())).splitlines()) <= 100
 

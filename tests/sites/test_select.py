@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from closeness import assert_close
 
 import peex as px
 
@@ -155,10 +156,10 @@ def test_values():
     assert jnp.array_equal(log["embed"], x)
     x = MODEL.layers[1](MODEL.layers[0](x))
     activated = jnp.tanh(MODEL.norm(x))
-    assert jnp.allclose(log["activation"], activated, rtol=1e-6)
+    assert_close(log["activation"], activated)
     out = MODEL(X)
-    assert jnp.allclose(log["embed:attend"], out, rtol=1e-6)
-    assert jnp.allclose(log["."], out, rtol=1e-6)
+    assert_close(log["embed:attend"], out)
+    assert_close(log["."], out)
 
 
 def test_leaf_root():
@@ -241,7 +242,7 @@ def test_tied_layers_have_two_keys():
     assert keys(model, "second") == ["second"]
     assert keys(model, eqx.nn.Linear) == ["first", "second"]
     _, log = px.ForwardHook(model, where="second")(X)
-    assert jnp.allclose(log["second"], layer(jnp.tanh(layer(X))), rtol=1e-6)
+    assert_close(log["second"], layer(jnp.tanh(layer(X))))
 
 
 def test_function_names_one_of_tied_nodes():
@@ -274,8 +275,8 @@ def test_mlp_activation():
     _, log = px.ForwardHook(mlp, where="activation")(X)
     assert list(log) == ["activation", "activation#1"]
     hidden = jax.nn.relu(mlp.layers[0](X))
-    assert jnp.allclose(log["activation"], hidden, rtol=1e-6)
-    assert jnp.allclose(log["activation#1"], jax.nn.relu(mlp.layers[1](hidden)))
+    assert_close(log["activation"], hidden)
+    assert_close(log["activation#1"], jax.nn.relu(mlp.layers[1](hidden)))
 
 
 class Codec(eqx.Module):
@@ -304,7 +305,7 @@ def test_module_without_call():
     expected = ["codec:encode", "codec:decode"]
     assert keys(model, ["codec:encode", "codec:decode"]) == expected
     _, log = px.ForwardHook(model, where="codec:encode")(X)
-    assert jnp.allclose(log["codec:encode"], model.codec.encode(X))
+    assert_close(log["codec:encode"], model.codec.encode(X))
     with pytest.raises(
         px.SiteNotFoundError, match="Nearest keys: 'codec.enc', 'codec.dec'"
     ):

@@ -7,8 +7,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from closeness import assert_close
+from parts import Pair
 
 import peex as px
 
@@ -17,26 +18,16 @@ def linear(seed=0):
     return eqx.nn.Linear(2, 2, key=jax.random.key(seed))
 
 
-class Pair(eqx.Module):
-    first: eqx.nn.Linear
-    second: eqx.nn.Linear
-
-    def __call__(self, x):
-        return self.second(jnp.tanh(self.first(x)))
-
+class Halved(Pair):
     def half(self, x):
         return self.first(x)
 
 
-MODEL = Pair(linear(0), linear(1))
+MODEL = Halved(linear(0), linear(1))
 X = jnp.array([0.5, -2.0])
 XS = jnp.stack([X, 2 * X, -X])
 FIRST = MODEL.first(X)
 OUT = MODEL(X)
-
-
-def assert_close(a, b):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 # Equinox's wrappers around the model, and inside of it
@@ -240,8 +231,8 @@ def test_method_function_is_a_whole_program():
     assert_close(last, x)
     assert_close(xs[-1], x)
     assert list(log) == ["first", "."]
-    np.testing.assert_allclose(log["first"], jnp.stack(firsts), rtol=1e-5)
-    np.testing.assert_allclose(log["."], jnp.stack(outs), rtol=1e-5)
+    assert_close(log["first"], jnp.stack(firsts), rtol=1e-5)
+    assert_close(log["."], jnp.stack(outs), rtol=1e-5)
 
 
 def test_method_function_backward():
@@ -300,7 +291,7 @@ def test_bad_type(where):
 
 
 def test_bad_method():
-    with pytest.raises(TypeError, match="a Pair, has no method 'decode'"):
+    with pytest.raises(TypeError, match="a Halved, has no method 'decode'"):
         px.ForwardHook(MODEL, method="decode")
     with pytest.raises(TypeError, match="a Bare, has no method '__call__'"):
         px.ForwardHook(Bare(jnp.eye(2)))

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
+from parts import Half
 from twin_case import linear
 
 import peex as px
@@ -64,10 +66,10 @@ def test_a_listed_key_can_be_given_back(name):
     for key in log:
         _, one = px.ForwardHook(model, where=key, method=chain)(X)
         assert list(one) == [key]
-        np.testing.assert_allclose(one[key], log[key])
+        assert_close(one[key], log[key])
         hooks = {key: px.ZeroHook()}
         _, zeroed = px.ForwardHook(model, hooks, where=[key], method=chain)(X)
-        np.testing.assert_allclose(zeroed[key], jnp.zeros(3))
+        np.testing.assert_array_equal(zeroed[key], jnp.zeros(3))
         assert key in px.sites(model) and key in px.report(model, X, method=chain)
     _, both = px.ForwardHook(model, where=list(log), method=chain)(X)
     assert list(both) == list(log)
@@ -110,19 +112,19 @@ def test_one_call_of_a_reused_layer(jit):
         assert list(log) == keys
         named = dict(zip(["l", "l#1", "l#2", "other"], plain, strict=True))
         for key in keys:
-            np.testing.assert_allclose(log[key], named[key], rtol=1e-6)
+            assert_close(log[key], named[key])
     for hook, f in (
         (px.AddHook(jnp.ones(3)), lambda y: y + 1),
         (lambda y: 2 * y, lambda y: 2 * y),
     ):
         out, log = wrap(px.ForwardHook(model, hook, where="l#1"))(X)
         expected = values(model, X, lambda i, y, f=f: f(y) if i == 1 else y)
-        np.testing.assert_allclose(out, expected[-1], rtol=1e-5)
-        np.testing.assert_allclose(log["l#1"], expected[1], rtol=1e-5)
+        assert_close(out, expected[-1], rtol=1e-5)
+        assert_close(log["l#1"], expected[1], rtol=1e-5)
     hooks = {"l#2": px.ZeroHook(), "l#1": lambda y: y + 1}
     out, _ = wrap(px.ForwardHook(model, hooks, None, where=["l#1", "l#2"]))(X)
     f = lambda i, y: [y, y + 1, 0 * y][i]
-    np.testing.assert_allclose(out, values(model, X, f)[-1], rtol=1e-5)
+    assert_close(out, values(model, X, f)[-1], rtol=1e-5)
 
 
 def test_patching_one_call():
@@ -139,9 +141,9 @@ def test_patching_one_call():
         expected = values(model, -X, f)
         if "other" in keys:
             expected[3] = clean[3]
-        np.testing.assert_allclose(out, expected[-1], rtol=1e-6)
+        assert_close(out, expected[-1])
         for key in keys:
-            np.testing.assert_allclose(found[key], expected[place[key]], rtol=1e-6)
+            assert_close(found[key], expected[place[key]])
 
 
 def test_the_cotangent_of_one_call():
@@ -151,8 +153,8 @@ def test_the_cotangent_of_one_call():
     grad = eqx.filter_grad(lambda h, x: jnp.sum(jnp.sin(h(x))))
     expected, found = grad(full, X), grad(one, X)
     assert list(found.log) == ["l#1"]
-    np.testing.assert_allclose(found.log["l#1"], expected.log["l#1"])
-    jax.tree.map(np.testing.assert_allclose, found.model, expected.model)
+    assert_close(found.log["l#1"], expected.log["l#1"])
+    assert_close(found.model, expected.model)
     scaled = px.BackwardHook(model, px.ScaleHook(2.0), None, where="l#1")
 
     def twice(m, x):
@@ -164,11 +166,7 @@ def test_the_cotangent_of_one_call():
         return values(m, x, lambda i, y: double(y) if i == 1 else y)[-1]
 
     expected = eqx.filter_grad(lambda m, x: jnp.sum(jnp.sin(twice(m, x))))(model, X)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
-        grad(scaled, X).model,
-        expected,
-    )
+    assert_close(grad(scaled, X).model, expected, rtol=1e-5)
 
 
 def test_one_call_in_a_report_and_one_that_never_comes():
@@ -239,13 +237,6 @@ def test_a_container_that_is_no_pytree(name):
 
 
 def test_a_pattern_of_a_dict_that_never_fires():
-    class Half(eqx.Module):
-        used: eqx.nn.Linear
-        unused: eqx.nn.Linear
-
-        def __call__(self, x):
-            return self.used(x)
-
     model = Half(*layers(2))
     for kwargs in (
         dict(hook_fn={"unused": px.ZeroHook()}),
@@ -312,7 +303,7 @@ def test_masks_by_pattern():
             expected = values(model, -X, where)
             last = jnp.where(at.get("other", False), log["other"], expected[3])
             for got, value in zip(found.values(), [*expected[:3], last], strict=True):
-                np.testing.assert_allclose(got, value, rtol=1e-5)
+                assert_close(got, value, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mask", [2, "l", [True, False], jnp.ones(3), {"l": 1.0}])

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from parts import Whole
 from twin_case import linear
 
 import peex as px
@@ -92,23 +93,13 @@ def test_which_of_two_backward_hooks_needs_init():
     px.BackwardHook(px.BackwardHook(layer).init(X)).init(X)(X)
 
 
-class Holding(eqx.Module):
-    """Holds a function that was made of its own module."""
-
-    layer: eqx.nn.Linear
-    fn: object = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.fn(self.layer, x)
-
-
 def test_functions_that_were_made_without_hooks():
     layer = linear(3, 3, 0)
     call = lambda m, x: m(x)
     converted = eqx.filter_closure_convert(call, layer, X)
     compiled = jax.jit(call).lower(layer, X).compile()
     for fn in (lambda m, x: converted(m, x), lambda m, x: compiled(m, x)):
-        model = Holding(layer, fn)
+        model = Whole(layer, fn)
         model(X)
         with pytest.raises(
             px.SiteLostError, match="traced or compiled before, without"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from twin_case import linear
 
@@ -61,11 +62,11 @@ def test_a_closure_of_a_call_that_has_ended_says_nothing_to_another(jit, staged)
 
     for _ in range(2):
         alone, (out, log) = wrapped(jit)(program)(X)
-        np.testing.assert_allclose(alone, deferring.layer(X), rtol=1e-6)
+        assert_close(alone, deferring.layer(X))
         expected = calling.layer(deferring.layer(X)) + 1
-        np.testing.assert_allclose(out, expected, rtol=1e-5)
+        assert_close(out, expected, rtol=1e-5)
         assert list(log) == ["layer"]
-        np.testing.assert_allclose(log["layer"], expected, rtol=1e-5)
+        assert_close(log["layer"], expected, rtol=1e-5)
 
 
 def test_a_closure_that_outlives_the_arrays_of_its_hook():
@@ -90,7 +91,7 @@ def test_layers_that_run_on_other_threads():
     model = Threaded([linear(3, 3, i) for i in range(2)])
     for wrapper in (px.ForwardHook(model), px.BackwardHook(model, None, None)):
         if wrapper.log_fn is None:
-            np.testing.assert_allclose(wrapper(X), model(X), rtol=1e-6)
+            assert_close(wrapper(X), model(X))
             continue
         for _ in range(2):
             match = r"'layers\.[01]' ran.*on another thread.*list\(map"
@@ -124,7 +125,7 @@ def test_a_model_that_returns_before_it_has_run(how):
     together = lambda m, x: list(m(x))
     out, log = px.ForwardHook(model, method=together)(X)
     assert len(log) == len(out)
-    np.testing.assert_allclose(out[1], model.layer(X), rtol=1e-6)
+    assert_close(out[1], model.layer(X))
 
 
 def _apply(layer, x):
@@ -147,7 +148,7 @@ def test_a_layer_of_which_only_the_shape_is_asked_for_has_not_run(jit):
     asked = wrapped(jit)(px.ForwardHook(model, where=["a", "b"]))
     for _ in range(2):  # JAX knows the shape the second time
         out, log = hooked(X)
-        np.testing.assert_allclose(out, model(X), rtol=1e-6)
+        assert_close(out, model(X))
         assert list(log) == ["b"]
         with pytest.raises(px.SiteNotFiredError, match="'a' was never.*eval_shape"):
             asked(X)
@@ -227,7 +228,7 @@ def test_a_module_with_arrays_as_method_after_an_unrelated_probe(jit):
     layer = linear(3, 3, 0)
     hooked = px.ForwardHook(layer, method=Loss(jnp.array(2.0)))
     out, log = (eqx.filter_jit(lambda x: hooked(x)) if jit else hooked)(X)
-    np.testing.assert_allclose(out, 2 * layer(X), rtol=1e-6)
+    assert_close(out, 2 * layer(X))
     assert list(log) == ["."]
     _, log = px.ForwardHook(layer, where="./mid", method=_probed)(X)
     assert list(log) == ["./mid"]

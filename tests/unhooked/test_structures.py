@@ -9,21 +9,16 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from parts import Outer
 from twin_case import linear
 
 import peex as px
 
 
 X = jnp.arange(3.0)
-
-
-class Whole(eqx.Module):
-    layer: eqx.Module
-
-    def __call__(self, x):
-        return self.layer(x)
 
 
 def branch(f, x):
@@ -73,7 +68,7 @@ def test_modules_as_values_are_refused_by_name(how, jit):
             wrap(run)(model)
     # Of the sites that stay, nothing is refused.
     out, _ = wrap(px.ForwardHook(model, None, None))(X)
-    np.testing.assert_allclose(out, model(X), rtol=1e-6)
+    assert_close(out, model(X))
 
 
 class Stacking(eqx.Module):
@@ -104,17 +99,15 @@ def test_stacked_layers_with_everything(where):
     run = px.value_and_grad(loss, forward=px.IdentityLog(), where=where)
     for wrap in (lambda f: f, eqx.filter_jit):
         (value, logs), grads = wrap(run)(model, X)
-        np.testing.assert_allclose(value, jnp.sum(out), rtol=1e-5)
-        np.testing.assert_allclose(logs.forward["ls.*"], values, rtol=1e-5)
+        assert_close(value, jnp.sum(out), rtol=1e-5)
+        assert_close(logs.forward["ls.*"], values, rtol=1e-5)
         assert logs.backward["ls.*"].shape == (3, 3)
         expected = eqx.filter_grad(loss)(model, X)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, expected
-        )
+        assert_close(grads, expected, rtol=1e-5)
     inner = px.ForwardHook(model, where=where)
     (out2, log1), log2 = px.ForwardHook(inner, where=where)(X)
-    np.testing.assert_allclose(out2, out, rtol=1e-5)
-    np.testing.assert_allclose(log1["ls.*"], log2["ls.*"], rtol=1e-5)
+    assert_close(out2, out, rtol=1e-5)
+    assert_close(log1["ls.*"], log2["ls.*"], rtol=1e-5)
 
 
 def test_one_of_the_layers_that_are_stacked():
@@ -129,9 +122,9 @@ def test_one_of_the_layers_that_are_stacked():
 @pytest.mark.parametrize("order", [False, True])
 @pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
 def test_partition_and_combine_in_the_loss(order, wrap):
-    model = Whole(eqx.nn.MLP(3, 3, 4, 2, key=jr.key(0)))
+    model = Outer(eqx.nn.MLP(3, 3, 4, 2, key=jr.key(0)))
     spec = jax.tree.map(lambda _: False, model)
-    last = lambda m: (m.layer.layers[-1].weight, m.layer.layers[-1].bias)
+    last = lambda m: (m.inner.layers[-1].weight, m.inner.layers[-1].bias)
     spec = eqx.tree_at(last, spec, (True, True))
     trained, frozen = eqx.partition(model, spec)
 
@@ -142,24 +135,24 @@ def test_partition_and_combine_in_the_loss(order, wrap):
     run = px.value_and_grad(loss, forward=px.IdentityLog())
     (value, logs), grads = wrap(run)(trained, frozen, X)
     expected, grad = eqx.filter_value_and_grad(loss)(trained, frozen, X)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert_close(value, expected)
     assert jax.tree.structure(grads) == jax.tree.structure(grad)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, grad)
+    assert_close(grads, grad, rtol=1e-5)
     _, plain = px.ForwardHook(model)(X)
     assert list(logs.forward) == list(logs.backward) == list(plain)
     for key in plain:
-        np.testing.assert_allclose(logs.forward[key], plain[key], rtol=1e-6)
+        assert_close(logs.forward[key], plain[key])
 
 
 def test_a_frozen_copy_that_runs_says_nothing():
-    model = Whole(linear(3, 3, 0))
+    model = Outer(linear(3, 3, 0))
 
     def loss(m, average, x):
         return jnp.sum((m(x) - average(x)) ** 2)
 
     average = jax.tree.map(lambda w: w / 2, model)
     (_, logs), _ = px.value_and_grad(loss)(model, average, X)
-    assert list(logs.backward) == ["layer"]
+    assert list(logs.backward) == ["inner"]
 
 
 #
@@ -168,7 +161,7 @@ def test_a_frozen_copy_that_runs_says_nothing():
 
 
 def test_a_log_in_an_exported_program():
-    model = Whole(linear(3, 3, 0))
+    model = Outer(linear(3, 3, 0))
     shape = jax.export.symbolic_shape("n, 3")
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
 
@@ -181,21 +174,21 @@ def test_a_log_in_an_exported_program():
     for n in (2, 5):
         xs = jr.normal(jr.key(n), (n, 3))
         out, log = again.call(xs)
-        assert isinstance(log, px.Log) and list(log) == ["layer"]
-        np.testing.assert_allclose(out, jax.vmap(model)(xs), rtol=1e-6)
-        np.testing.assert_allclose(log["layer"], out, rtol=1e-6)
+        assert isinstance(log, px.Log) and list(log) == ["inner"]
+        assert_close(out, jax.vmap(model)(xs))
+        assert_close(log["inner"], out)
 
 
 def test_statistics_and_counts_in_an_exported_program():
-    model = Whole(linear(3, 3, 0))
+    model = Outer(linear(3, 3, 0))
     run = lambda x: px.ForwardHook(
         model, log_fn=px.MeanStdLog(), method=lambda m, x: branch(m, x)
     )(x)
     exported = jax.export.export(jax.jit(run))(X)
     _, log = jax.export.deserialize(exported.serialize()).call(X)
     _, expected = run(X)
-    np.testing.assert_allclose(log["layer"].std, expected["layer"].std, rtol=1e-6)
-    assert int(log.counts["layer"]) == 1
+    assert_close(log["inner"].std, expected["inner"].std)
+    assert int(log.counts["inner"]) == 1
 
 
 #
@@ -220,16 +213,16 @@ def test_shard_map_on_an_explicit_mesh_with_closed_over_weights():
 
         out, log = px.ForwardHook(layer, method=run)(xs)
         expected = jax.vmap(layer)(xs)
-        np.testing.assert_allclose(out, expected, rtol=1e-5)
+        assert_close(out, expected, rtol=1e-5)
         hooked = px.BackwardHook(layer, method=run).init(xs)
         loss = lambda h, xs: jnp.sum(jnp.sin(h(xs)))
         grads = eqx.filter_jit(eqx.filter_grad(loss))(hooked, xs)
-        np.testing.assert_allclose(
+        assert_close(
             np.asarray(grads.log["."]).reshape(8, 3), jnp.cos(expected), rtol=1e-5
         )
         loss = lambda m, xs: jnp.sum(jnp.sin(run(m, xs)))
         (_, logs), _ = eqx.filter_jit(px.value_and_grad(loss))(layer, xs)
-        np.testing.assert_allclose(logs.backward["."], grads.log["."], rtol=1e-5)
+        assert_close(logs.backward["."], grads.log["."], rtol=1e-5)
 
 
 def test_backward_logs_on_an_explicit_mesh_are_sharded_as_the_values():
