@@ -112,7 +112,7 @@ def _does_it_call(plan: Plan, collector: HookCollector) -> str:
 
 
 def _most_calls(collector: HookCollector) -> dict[Wanted, int]:
-    """How often what was chosen has run: of a pattern for values inside, any of these."""
+    """How often what was chosen has run: any of what a pattern for names matches."""
     calls = collections.Counter(
         (s.chosen, s.call, s.key, s.alias) for s in collector.heard
     )
