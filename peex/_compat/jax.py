@@ -142,6 +142,8 @@ def is_compiled(trace: Any) -> bool:
     """Whether what is bound on `trace` ends up in a jaxpr, whatever happens to it on
     the way.
     """
+    if is_eval_trace(trace):  # at every site of an eager call: quickly
+        return False
     return _stages(_below(trace, _HANDING_ON))
 
 

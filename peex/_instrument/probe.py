@@ -79,7 +79,7 @@ def probe(x: Value, name: str) -> Value:
 
 
 @dataclasses.dataclass
-class Probes:
+class Probes(contextlib.AbstractContextManager[Any]):
     """What a hooked call does at probes.
 
     - `wanted`: whether a name may be that of a site.
@@ -113,13 +113,17 @@ class Probes:
 
         return undo
 
-    def within(self, key: str) -> "_Within":
+    def within(self, key: str) -> contextlib.AbstractContextManager[Any]:
         """From now on, a method of the module with this key runs; until what is
         returned is exited.
         """
         self.running.append((key, {}))
-        apart = self.apart and _jit_caches.probes
-        return _Within(self, _jit_caches.at(key) if apart else None)
+        if self.apart and _jit_caches.probes:
+            return _WithCaches(self, _jit_caches.at(key))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.running.pop()
 
     def caches(self) -> contextlib.AbstractContextManager[Any]:
         """The caches of JAX for such calls."""
@@ -144,16 +148,14 @@ class Probes:
 _with_probes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-class _Within(contextlib.AbstractContextManager[None]):
+class _WithCaches(contextlib.AbstractContextManager[None]):
     def __init__(self, probes: Probes, caches: Any):
-        self._running, self._caches = probes.running, caches
-        if caches is not None:
-            caches.__enter__()
+        self._probes, self._caches = probes, caches
+        caches.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        if self._caches is not None:
-            self._caches.__exit__(*error)
-        self._running.pop()
+        self._caches.__exit__(*error)
+        self._probes.__exit__(*error)
 
 
 class _JitCaches:

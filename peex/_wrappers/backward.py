@@ -11,6 +11,7 @@ from .. import _compat
 from .._engine.codec import buffers_of, pack, shown, shown_as
 from .._engine.messages import Ask, BufferAsk
 from .._engine.numbering import Numbering
+from .._engine.site import Site
 from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
 from .._hooks.hooks import IdentityHook
@@ -28,19 +29,24 @@ class BackwardCollector(HookCollector):
     that are asked for; `made` are the buffers that this call has asked for, by key.
     """
 
-    state = (*HookCollector.state, "_number_log", "made")
+    state = (*HookCollector.state, "_asked", "_number_log", "made")
 
     def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
         super().__init__(hook_fn, log_fn)
         self.log = log
         self.made: dict[str, tuple[BufferAsk, Sequence[Any]]] = {}
+        self._asked: list[Site] = []
         self._number_log = Numbering()
+
+    @property
+    def heard(self) -> list[Site]:
+        return [*super().heard, *self._asked]
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if not isinstance(info, BufferAsk):
             return super().supply(info)
         self.received.add(info.site.key)
-        self.heard.append(info.site)
+        self._asked.append(info.site)
         if info.site.log is None:
             return []
         key = self._number_log(info.site)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from .. import _compat
 from .._engine.active_calls import next_depth
 from .._engine.collector import Collector
-from .._engine.messages import ArraysAsk, Ask, Tap
+from .._engine.messages import ArraysAsk, Ask
 from .._engine.numbering import Numbering
 from .._engine.scope import Scope
 from .._engine.site import freeze, Frozen, Site
@@ -23,10 +23,9 @@ class HookCollector(Collector):
     """Collects for a wrapper, and answers with what its hooks hold.
 
     - `frozen`: the hooks and logs by name, without their arrays.
-    - `heard`: the site of each call that was received.
     """
 
-    state = (*Collector.state, "_number", "heard")
+    state = (*Collector.state, "_number")
 
     def __init__(self, hook_fn: Any, log_fn: Any):
         super().__init__(Scope(next_depth()))
@@ -35,7 +34,6 @@ class HookCollector(Collector):
         self.step_hooks: dict[str, AbstractStepHook] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._number = Numbering()
-        self.heard: list[Site] = []
         for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
             if isinstance(fn, AbstractStepHook):
                 self.step_hooks[name] = fn
@@ -52,9 +50,10 @@ class HookCollector(Collector):
             self.frozen[short], self._arrays[short] = freeze(short, OnlyIf(hook))
         return self.frozen[short]
 
-    def record(self, info: Tap, arrays: list[Any]) -> None:
-        super().record(info, arrays)
-        self.heard.append(info.site)
+    @property
+    def heard(self) -> list[Site]:
+        """The site of each call that was received."""
+        return [info.site for info, _ in self.records]
 
     def supply(self, info: Ask) -> Sequence[Any]:
         if isinstance(info, ArraysAsk):
