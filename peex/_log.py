@@ -78,6 +78,9 @@ class _Unseen:
     def __eq__(self, other: object) -> bool:
         return type(other) is _Unseen
 
+    def __repr__(self) -> str:
+        return "<axes>"
+
     def __hash__(self) -> int:
         return 0
 

@@ -73,6 +73,19 @@ def test_forward(case, outside):
         assert_close(jnp.where(ran, made, 0), value)
 
 
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_report(case):
+    where = where_of(case.model)
+    report = px.report(case.model, case.x, where=where)
+    hooked = px.ForwardHook(case.model, where=where)
+    log = jax.eval_shape(lambda x: hooked(x)[1], case.x)
+    assert list(report.entries) == list(log)
+    assert not report.missing
+    for key, entry in log.items():
+        assert report[key].log.shape == entry.shape
+        assert report[key].axes == log.axes[key]
+
+
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=repr)
 def test_backward(case):
     hooked = px.BackwardHook(case.model, where=where_of(case.model)).init(case.x)

@@ -277,6 +277,7 @@ def test_it_is_no_part_of_what_a_log_is():
     plain = px.Log(dict(log))
     assert log.axes["forward.cell"] != shorter.axes["forward.cell"]
     assert jax.tree.structure(log) == jax.tree.structure(shorter)
+    assert str(jax.tree.structure(log)) == str(jax.tree.structure(shorter))
     assert log == plain and jax.tree.structure(log) == jax.tree.structure(plain)
     difference = jax.tree.map(lambda a, b: jnp.sum(a) - jnp.sum(b), log, plain)
     assert all(x == 0 for x in jax.tree.leaves(difference))
