@@ -9,6 +9,7 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from closeness import assert_close
 

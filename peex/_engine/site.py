@@ -60,8 +60,15 @@ def freeze(
     leaves, treedef = jtu.tree_flatten(fn)
     arrays = [x for x in leaves if not _is_static(x)]
     static = tuple(x if _is_static(x) else _array for x in leaves)
-    shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in arrays)
+    shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for x in arrays)
     return Frozen(name, treedef, static, shapes, is_identity), arrays
+
+
+def _dtype(x: Any) -> Any:
+    # A float64 array of NumPy's, outside of x64 mode, is a float32 one to JAX.
+    return (
+        x.dtype if isinstance(x, jax.Array) else jax.dtypes.canonicalize_dtype(x.dtype)
+    )
 
 
 def _is_static(leaf: Any) -> bool:

@@ -114,7 +114,7 @@ def test_power():
 def test_names_nearest_first_then_all():
     match = (
         r"`where='./logistics'` was asked for, but nothing in the forward pass that "
-        r"ran has this name. Names there, nearest first: 'logistic', "
+        r"ran has this name. Names there, nearest first: 'logistic' "
         r"(?=.*'dot_general')(?=.*'max')(?=.*'select_n')(?=.*'div')(?=.*'exp')(?=.*'neg')"
     )
     with pytest.raises(px.SiteNotFiredError, match=match):

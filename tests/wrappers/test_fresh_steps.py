@@ -63,7 +63,7 @@ OPTIONS = {
         hook_fn=px.ScaleHook(jnp.array(1.0 + i)),
         forward=px.HistogramLog(jnp.array([-1.0, 0.0, i])),
     ),
-    "numpy arrays": lambda i: dict(backward=px.HistogramLog(np.array([-1.0, 0.0, i]))),
+    "numpy arrays": lambda i: dict(hook_fn=px.ScaleHook(np.array(1.0 + i))),
     "pre": lambda i: dict(pre_hook=True, where="layers.*"),
     "trainable": lambda i: dict(trainable=spec(), forward=px.IdentityLog()),
     "trainable function": lambda i: dict(trainable=eqx.is_inexact_array),
