@@ -158,7 +158,7 @@ def test_arguments():
     class First(px.AbstractIndexedHook):
         def __call__(self, value, *, at):
             (x,) = value
-            return (x + at.step,)
+            return (x + at.step.astype(x.dtype),)
 
     hooked = px.ForwardHook(LIN, First(), pre_hook=True, method=recurrent)
     _, log = hooked(jnp.zeros(3))
@@ -252,7 +252,7 @@ def test_layers_of_a_scanned_stack():
     class Layer(px.AbstractIndexedHook):
         def __call__(self, value, *, at):
             assert at.key == "blocks.linear1"
-            return jnp.zeros_like(value) + at.step
+            return jnp.full_like(value, at.step)
 
     _, log = px.ForwardHook(model, Layer(), where="blocks.linear1")(jnp.ones((5, 3)))
     expected = np.broadcast_to(

@@ -102,7 +102,7 @@ def test_edges_are_not_trained(edges, method):
     def scalar(h):
         out = h(X)
         # Of the log, something that a gradient would flow through.
-        return loss(out[0]) + jnp.sum(out[1]["linear1"] * 1.0)
+        return loss(out[0]) + jnp.sum(out[1]["linear1"].astype(jnp.float32))
 
     if method == "forward":
         hooked = px.ForwardHook(MODEL, log_fn=log)
