@@ -344,45 +344,6 @@ def test_in_nested_wrappers():
     assert_close(out[0], x, rtol=5e-6)
 
 
-def test_not_in_a_while_loop_and_not_in_a_chain():
-    def loop(m, x):
-        step = lambda c: (c[0] + 1, m(c[1]))
-        return lax.while_loop(lambda c: c[0] < 3, step, (0, x))[1]
-
-    with pytest.raises(px.SiteLostError, match="can't be told which step it is in"):
-        px.ForwardHook(LIN, Noise(KEY), method=loop)(X)
-    with pytest.raises(TypeError, match="Hook 0 of a Chain, Noise, has data for each"):
-        px.Chain(Noise(KEY), jax.nn.relu)
-
-
-def test_a_hook_that_changes_the_shape():
-    class Short(px.AbstractIndexedHook):
-        def __call__(self, value, *, at):
-            return value[:1]
-
-    match = r"hook_fn of the site '\.' changed .* expected float32\[3\], got float32\[1"
-    with pytest.raises(px.HookShapeError, match=match):
-        px.ForwardHook(LIN, Short())(X)
-
-
-def test_an_error_of_such_a_hook_is_noted():
-    class Fails(px.AbstractIndexedHook):
-        def __call__(self, value, *, at):
-            raise ZeroDivisionError("of the hook")
-
-    with pytest.raises(ZeroDivisionError) as error:
-        px.ForwardHook(MODEL, Fails(), where="linear1")(X)
-    assert error.value.__notes__[0] == (
-        "In the hook_fn of the site 'linear1' (Fails), given float32[4]."
-    )
-
-
-def test_the_base_class_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        px.AbstractIndexedHook()
-    assert px.ForwardHook(MODEL, Noise(KEY)).hook_fn.key is KEY
-
-
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="tests/conftest.py asks for four")
 @pytest.mark.parametrize("hook", [Noise(KEY), px.AtStep(px.ScaleHook(2.0), [1])])
 def test_explicit_shardings(hook):
