@@ -4,13 +4,12 @@ Checked against Equinox 0.13.8.
 """
 
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.core as jax_core
-import jax.tree_util as jtu
 from equinox._module._flatten import WRAPPER_FIELD_NAMES as WRAPPER_FIELD_NAMES
 from equinox.internal._noinline import (
     _noinline_impl as noinline_impl,
@@ -30,6 +29,12 @@ def may_stand_for(cls: type) -> bool:
     )
 
 
+def is_filter_jit(module: object) -> bool:
+    """Whether it is what `equinox.filter_jit` made."""
+    cls = type(module)
+    return may_stand_for(cls) and cls.__name__ == "_JitWrapper"
+
+
 def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
     """What a wrapper of Equinox's (`filter_vmap`, `filter_jit`, `filter_checkpoint`,
     ...) wraps, and a function that puts something else in its place; `None` for any
@@ -38,7 +43,7 @@ def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
     cls: Any = type(module)
     if not may_stand_for(cls):
         return None
-    if cls.__name__ == "_JitWrapper":
+    if is_filter_jit(module):
         # Holds its function in two halves, which only `filter_jit` can make.
         def rewrap(new: Any) -> Any:
             halves = vars(eqx.filter_jit(new))
@@ -64,13 +69,9 @@ def _with_fields(module: Any, fields: dict[str, Any]) -> Any:
     return new
 
 
-def saved_states(tree: Any) -> Callable[[], None]:
-    """What makes the States in a pytree usable once more, after new ones have been made
-    of them.
-    """
-    is_state = lambda x: isinstance(x, eqx.nn.State)
-    leaves = jtu.tree_leaves(tree, is_leaf=is_state)
-    saved = [(x, dict(vars(x))) for x in leaves if is_state(x)]
+def saved_states(states: Iterable[eqx.nn.State]) -> Callable[[], None]:
+    """What makes States usable once more, after new ones have been made of them."""
+    saved = [(x, dict(vars(x))) for x in states]
 
     def restore() -> None:
         for state, content in saved:
