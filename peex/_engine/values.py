@@ -7,7 +7,7 @@ else refers to them stay as they are without hooks.
 import collections
 import dataclasses
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -109,6 +109,30 @@ def each_child(node: Any, fn: Callable[[Any], Any]) -> Any:
     if all(a is b for a, b in zip(new, children, strict=True)):
         return node
     return with_children(node, structure, new)
+
+
+class _Hole:
+    """Stands for an array that was taken out."""
+
+
+def taken_out(value: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """The arrays in a value, and what puts others in their place."""
+    arrays: list[Any] = []
+
+    def take(x: Any) -> Any:
+        if not eqx.is_array(x):
+            return each_child(x, take)
+        arrays.append(x)
+        return _Hole()
+
+    hollow = take(value)
+
+    def filled(arrays: Iterable[Any]) -> Any:
+        new = iter(arrays)
+        fill = lambda x: next(new) if type(x) is _Hole else each_child(x, fill)
+        return fill(hollow)
+
+    return arrays, filled
 
 
 def hidden_arrays(leaf: Any) -> bool:

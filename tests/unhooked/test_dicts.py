@@ -330,6 +330,34 @@ def test_a_returned_module_has_its_dicts_in_their_order():
     assert type(out) is Each and list(out.layers) == ["c", "a", "b"]
 
 
+# Values inside of a forward pass, for which a module is traced.
+
+
+def test_named_values_leave_the_order_as_it_is():
+    class Model(eqx.Module):
+        scales: dict
+        seen: list = eqx.field(static=True)
+
+        def __call__(self, given, kept):
+            self.seen.append((list(self.scales), list(given), kept))
+            out = folded(self.scales) * folded(given)
+            return {"z": out, "kept": kept, "a": jnp.exp(out)}
+
+    model = Model({"b": 2.0 * X, "a": X}, [])
+    kept = {"z": 1, "y": 2}
+    hooked = px.ForwardHook(model, where="./exp")
+    for given in ({"z": X, "a": 2 * X}, {Kind.TWO: X, 1: 2 * X}):
+        for _ in range(2):
+            expected = model(given, kept)
+            out, log = hooked(given, kept)
+            assert list(out) == list(expected) == ["z", "kept", "a"]
+            assert out["kept"] is kept
+            assert_close(out, expected)
+            assert_close(log["./exp"], expected["a"])
+            unhooked, seen = model.seen[-2:]
+            assert seen[:2] == unhooked[:2] and seen[2] is kept
+
+
 # Losses.
 
 
