@@ -6,7 +6,6 @@ folder imports `jax._src`.
 
 from .equinox import (
     inline_noinline as inline_noinline,
-    is_filter_jit as is_filter_jit,
     may_stand_for as may_stand_for,
     noinline_impl as noinline_impl,
     noinline_p as noinline_p,

@@ -29,12 +29,6 @@ def may_stand_for(cls: type) -> bool:
     )
 
 
-def is_filter_jit(module: object) -> bool:
-    """Whether it is what `equinox.filter_jit` made."""
-    cls = type(module)
-    return may_stand_for(cls) and cls.__name__ == "_JitWrapper"
-
-
 def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
     """What a wrapper of Equinox's (`filter_vmap`, `filter_jit`, `filter_checkpoint`,
     ...) wraps, and a function that puts something else in its place; `None` for any
@@ -43,7 +37,7 @@ def stood_for(module: object) -> tuple[Any, Callable[[Any], Any]] | None:
     cls: Any = type(module)
     if not may_stand_for(cls):
         return None
-    if is_filter_jit(module):
+    if cls.__name__ == "_JitWrapper":
         # Holds its function in two halves, which only `filter_jit` can make.
         def rewrap(new: Any) -> Any:
             halves = vars(eqx.filter_jit(new))

@@ -24,7 +24,7 @@ import jax.tree_util as jtu
 from .. import _compat
 from .._engine.active_calls import active_calls
 from .._engine.site import ModuleKey, Site
-from .._engine.values import each_child, one_level, with_children
+from .._engine.values import each_child, is_unsorted, one_level, with_children
 from .._sites.walk import FunctionSite, is_function
 from .around import around
 from .site_map import SiteMap
@@ -300,6 +300,12 @@ def strip(value: Any) -> Any:
     """A value that the model returned, with every module in it as the user knows it.
     What has none inside is the very object.
     """
+    holds = lambda x: isinstance(x, (Instrumented, _Function)) or is_unsorted(x)
+    leaves = jtu.tree_leaves(value, is_leaf=holds)
+    return _stripped(value) if any(map(holds, leaves)) else value
+
+
+def _stripped(value: Any) -> Any:
     if isinstance(value, _Function):
         return value.fn
     if isinstance(value, Instrumented):
@@ -308,5 +314,5 @@ def strip(value: Any) -> Any:
         for name in (_ATTRIBUTE, _CALLS):
             del _dict(plain)[name]
         children, structure = one_level(plain)
-        return with_children(plain, structure, [strip(x) for x in children])
-    return each_child(value, strip)
+        return with_children(plain, structure, [_stripped(x) for x in children])
+    return each_child(value, _stripped)

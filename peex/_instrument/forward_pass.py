@@ -215,8 +215,7 @@ def _codes_of_parts(module: Any) -> Codes:
     codes = set()
 
     def visit(node: Any) -> None:
-        found = children((), node)
-        for _, child in () if found is None else found[0]:
+        for _, child in children((), node):
             # A function in a field is part of the module, whether it is a site or not.
             if is_module(child) and not is_function_site(child):
                 codes.add(_code_of(type(child).__call__))

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.tree_util as jtu
 
-from .. import _compat
-from .._sites.walk import children, field_names, parts_of, stands_in
+from .._sites.walk import AbstractWrapper, children, field_names, parts_of
 from .classes import of_function, of_module, SitesByMethod
 
 
@@ -30,11 +29,10 @@ def _step(model: Any, sites: Sites) -> Step:
     """What puts these sites into any model of the structure of this one."""
 
     def visit(key: tuple[str, ...], node: Any) -> Step | None:
-        found = children(key, node)
-        parts = () if found is None else found[0]
+        parts = children(key, node)
         visited = [visit(*part) for part in parts]
-        # What stands for another has the same key, but isn't the site.
-        stands = stands_in(node)
+        # What stands for another has passed its key on, and isn't the site.
+        stands = any(k == key for k, _ in parts)
         mine = None if stands else sites.get(".".join(key) or ".")
         if mine is None and not any(visited):
             return None
@@ -53,9 +51,7 @@ def _in_parts(steps: Sequence[Step | None]) -> Step:
     inside = [(i, step) for i, step in enumerate(steps) if step is not None]
 
     def step(node: Any) -> Any:
-        found = parts_of(node)
-        assert found is not None
-        parts, rebuild = found
+        parts, rebuild = parts_of(node)
         for i, part in inside:
             parts[i] = part(parts[i])
         return rebuild(parts)
@@ -64,12 +60,12 @@ def _in_parts(steps: Sequence[Step | None]) -> Step:
 
 
 def _in_wrapper(node: Any, step: Step) -> Step:
-    """In what stands for a module. To make `equinox.filter_jit` anew takes long; and it
-    has taken its module apart already, so that no order is lost.
+    """In what stands for a module. Equinox makes its wrappers slowly; and it takes what
+    they wrap apart when they are made, so no order is lost by what JAX does at once.
     """
-    if _compat.is_filter_jit(node):
-        leaves, new = jtu.tree_leaves(node), jtu.tree_structure(step(node))
-        if new.num_leaves == len(leaves):  # none became a function with sites
+    if not isinstance(node, AbstractWrapper):
+        num_leaves, new = len(jtu.tree_leaves(node)), jtu.tree_structure(step(node))
+        if new.num_leaves == num_leaves:  # no function became one with sites
             return lambda node: new.unflatten(jtu.tree_leaves(node))
     return step
 

@@ -19,38 +19,32 @@ from .._engine.values import one_level, with_children
 from .keys import components, Key
 
 
-def children(
-    key: Key, node: Any
-) -> tuple[list[tuple[Key, Any]], Callable[[Sequence[Any]], Any]] | None:
-    """The children of a pytree node with their keys, and a function that rebuilds the
-    node from such children. `None` for a leaf.
+def children(key: Key, node: Any) -> list[tuple[Key, Any]]:
+    """The children of a pytree node with their keys; none of a leaf.
 
     A wrapper of Equinox's that stands for a module passes its own key on to it. So do
     peex's own, whose other children (hooks are modules too) aren't part of the model.
     """
-    found = parts_of(node)
-    if found is None:
-        return None
-    parts, rebuild = found
-    if stands_in(node):
-        return [(key, parts[0])], rebuild
-    entries, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    names = components([entry for (entry,), _ in entries])
-    return [((*key, *n), part) for n, part in zip(names, parts, strict=True)], rebuild
-
-
-def parts_of(node: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]] | None:
-    """As `children`, without the keys."""
     kind = _kind(node)
     if kind.array:
-        return None  # known without asking JAX
+        return []  # known without asking JAX
+    found, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if len(found) == 1 and found[0][1] is node:
+        return []
     inside = _stood_for(node) if kind.stands_in else None
+    if inside is not None:
+        return [(key, inside[0])]
+    names = components([entry for (entry,), _ in found])
+    return [((*key, *n), child) for n, (_, child) in zip(names, found, strict=True)]
+
+
+def parts_of(node: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The same without the keys, and a function that rebuilds the node of such."""
+    inside = _stood_for(node) if _kind(node).stands_in else None
     if inside is not None:
         wrapped, rewrap = inside
         return [wrapped], lambda new: rewrap(new[0])
     found, structure = one_level(node)
-    if len(found) == 1 and found[0] is node:
-        return None
     return found, ft.partial(with_children, node, structure)
 
 

@@ -119,6 +119,12 @@ def test_a_log_is_in_the_order_of_execution():
     assert list(log) == ["layers.a", "layers.b", "layers.c"]
 
 
+def test_where_is_given_the_model_in_its_order():
+    model = Each(dict(items()))
+    hooked = px.ForwardHook(model, where=lambda m: list(m.layers.values())[0])
+    assert list(hooked(X)[1]) == ["layers.c"]
+
+
 def test_two_models_that_differ_in_the_order_alone():
     # To JAX these are of one structure, and what is learned of one is used for both.
     first = Each(dict(items()))
@@ -147,6 +153,14 @@ def test_in_a_dict_stand_wrappers_of_equinox(around):
         out, log = hooked(X)
         assert_close(out, model(X))
         assert list(log) == ["layers.c", "layers.a", "layers.b"]
+
+
+@pytest.mark.parametrize("around", [eqx.filter_jit, eqx.filter_checkpoint])
+def test_wrappers_of_equinox_around_dicts(around):
+    model = Outer(around(Each(dict(items()))))
+    hooked = px.ForwardHook(model)
+    for _ in range(3):
+        assert_close(hooked(X)[0], model(X))
 
 
 def test_functions_in_a_dict_are_sites_in_their_order():
@@ -377,6 +391,23 @@ def test_a_loss_is_given_the_very_arguments(name, forward):
         (value, _), grads = step(linear(), given, named=given)
         assert_close((value, grads), expected)
     assert all(a is given and b is given for a, b in seen)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_a_loss_that_holds_a_dict(jit):
+    class Loss(eqx.Module):
+        scales: dict
+
+        def __call__(self, model, x):
+            return jnp.sum(model(x) * folded(self.scales))
+
+    loss = Loss({"z": X, "a": 2 * X})
+    wrap = eqx.filter_jit if jit else lambda f: f
+    expected = wrap(eqx.filter_value_and_grad(loss))(linear(), X)
+    step = px.value_and_grad(loss)
+    for _ in range(2):
+        (value, _), grads = wrap(step)(linear(), X)
+        assert_close((value, grads), expected)
 
 
 def test_a_loss_sees_its_model_as_without_hooks():
