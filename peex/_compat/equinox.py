@@ -4,13 +4,12 @@ Checked against Equinox 0.13.8.
 """
 
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.core as jax_core
-import jax.tree_util as jtu
 from equinox._module._flatten import WRAPPER_FIELD_NAMES as WRAPPER_FIELD_NAMES
 from equinox.internal._noinline import (
     _noinline_impl as noinline_impl,
@@ -64,13 +63,9 @@ def _with_fields(module: Any, fields: dict[str, Any]) -> Any:
     return new
 
 
-def saved_states(tree: Any) -> Callable[[], None]:
-    """What makes the States in a pytree usable once more, after new ones have been made
-    of them.
-    """
-    is_state = lambda x: isinstance(x, eqx.nn.State)
-    leaves = jtu.tree_leaves(tree, is_leaf=is_state)
-    saved = [(x, dict(vars(x))) for x in leaves if is_state(x)]
+def saved_states(states: Iterable[eqx.nn.State]) -> Callable[[], None]:
+    """What makes States usable once more, after new ones have been made of them."""
+    saved = [(x, dict(vars(x))) for x in states]
 
     def restore() -> None:
         for state, content in saved:

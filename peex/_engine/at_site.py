@@ -21,7 +21,7 @@ from .collector import Collector
 from .messages import ArraysAsk, Ask, Axes, BufferAsk, DataAsk, Mark, Tap
 from .primitives import ask, lost, mark, tap
 from .site import Frozen, Site
-from .values import hidden_arrays, is_state, with_arrays
+from .values import hidden_arrays, is_unsorted, passes_by, with_arrays
 
 
 _NO_AXES = Axes()
@@ -40,7 +40,7 @@ def at_site(site: Site, value: Any) -> Any:
     keep = _is_differentiable if site.backward else is_array
     if isinstance(value, jax.Array) and keep(value):
         return act(site, [value], _ONE_ARRAY)[0]
-    leaves, treedef = jtu.tree_flatten(value, is_leaf=is_state)
+    leaves, treedef = jtu.tree_flatten(value, is_leaf=passes_by)
     kept = [keep(x) for x in leaves]
     if site.asked:
         _check_containers(site, leaves)
@@ -57,12 +57,19 @@ def _check_containers(site: Site, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if hidden_arrays(leaf):
             name = type(leaf).__name__
-            lost(
-                site,
-                f"its value holds a {name}, which isn't a pytree, with arrays in it "
-                "that neither JAX nor a hook sees. Register the type, as with "
+            what, instead = (
+                f"a {name}, which isn't a pytree",
+                "Register the type, as with "
                 f"`jax.tree_util.register_dataclass({name})`, or return a dict or an "
                 "Equinox module.",
+            )
+            if is_unsorted(leaf):
+                what = f"a {name} whose keys JAX can't sort, {list(leaf)}"
+                instead = "Take strings as keys."
+            lost(
+                site,
+                f"its value holds {what}, with arrays in it that neither JAX nor a "
+                f"hook sees. {instead}",
             )
 
 

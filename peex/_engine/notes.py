@@ -30,7 +30,10 @@ def _shown(x: Any) -> str:
     """A value by the shapes and dtypes of its arrays, and the types of other leaves."""
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype}{list(x.shape)}"
-    leaves = jtu.tree_leaves(x)
+    try:
+        leaves = jtu.tree_leaves(x)
+    except (TypeError, ValueError):  # a dict whose keys can't be sorted
+        return f"a {type(x).__name__}"
     if isinstance(x, bool | int | float | None):
         return repr(x)
     if len(leaves) == 1 and leaves[0] is x:

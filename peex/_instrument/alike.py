@@ -6,12 +6,11 @@ The model that runs has other classes than the user's, so `jax.tree.map` and
 made like the model, without sites, wherever they are in the arguments.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.tree_util as jtu
 
-from .._engine.values import is_state, one_level, with_children
+from .._engine.values import each_child, is_state, is_unsorted, one_level, passes_by
 from .classes import original_class, without_sites
 
 
@@ -24,15 +23,16 @@ def made_alike(instrumented: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     def inside(node: Any) -> Any:
         if type(node) is cls:
             return _alike(instrumented, node)
-        return node if is_state(node) else _each_child(node, inside)
+        return node if is_state(node) else each_child(node, inside)
 
     def one(arg: Any) -> Any:
-        is_leaf = lambda x: type(x) is cls or is_state(x)
+        is_leaf = lambda x: type(x) is cls or passes_by(x)
         try:
             leaves = jtu.tree_leaves(arg, is_leaf=is_leaf)
         except ValueError:  # what JAX can't take apart
             return arg
-        return inside(arg) if any(type(x) is cls for x in leaves) else arg
+        may_hold = any(type(x) is cls or is_unsorted(x) for x in leaves)
+        return inside(arg) if may_hold else arg
 
     return tuple(map(one, args)), {name: one(arg) for name, arg in kwargs.items()}
 
@@ -43,15 +43,5 @@ def _alike(like: Any, node: Any) -> Any:
         twins, _ = one_level(like)
         if len(twins) == len(one_level(node)[0]):
             twin = iter(twins)
-            node = _each_child(node, lambda child: _alike(next(twin), child))
+            node = each_child(node, lambda child: _alike(next(twin), child))
     return without_sites(like, node)
-
-
-def _each_child(node: Any, fn: Callable[[Any], Any]) -> Any:
-    children, treedef = one_level(node)
-    if len(children) == 1 and children[0] is node:
-        return node  # a leaf
-    new = [fn(child) for child in children]
-    if all(a is b for a, b in zip(new, children, strict=True)):
-        return node
-    return with_children(node, treedef, new)

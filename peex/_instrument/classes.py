@@ -15,8 +15,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, no_type_check
+from collections.abc import Callable, Mapping
+from typing import Any, no_type_check
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -24,7 +24,8 @@ import jax.tree_util as jtu
 from .. import _compat
 from .._engine.active_calls import active_calls
 from .._engine.site import ModuleKey, Site
-from .._sites.walk import children, FunctionSite, is_function, stands_in
+from .._engine.values import each_child, is_unsorted, one_level, with_children
+from .._sites.walk import FunctionSite, is_function
 from .around import around
 from .site_map import SiteMap
 
@@ -220,15 +221,6 @@ def _method(sub: Any, name: str) -> Any:
     return ft.wraps(getattr(cls, name))(method)
 
 
-def _attach(node: Any, sites: SitesByMethod) -> Any:
-    """One module with sites; those that it has already stay outside the new ones."""
-    if is_function(node):
-        return _Function(node, SiteMap(sites))
-    if isinstance(node, _Function):
-        return _Function(node.fn, _with(node.sites, sites))
-    return _sited(node, _with(_dict(node).get(_ATTRIBUTE, {}), sites))
-
-
 def _with(old: SitesByMethod, new: SitesByMethod) -> SiteMap:
     merged = SiteMap(old)
     for name, added in new.items():
@@ -236,43 +228,55 @@ def _with(old: SitesByMethod, new: SitesByMethod) -> SiteMap:
     return merged
 
 
-def _sited(node: Any, sites: SiteMap) -> Any:
-    """A copy of a module with these sites."""
-    cls = type(node)
-    original = cls.__peex_original__ if issubclass(cls, Instrumented) else cls
-    sub = _subclass(original, sites)
-    new = object.__new__(sub)
-    attributes = _dict(new)
-    names = [f.name for f in dataclasses.fields(original)]
-    for name in (*names, *_compat.WRAPPER_FIELD_NAMES):
-        if name in _dict(node):
-            attributes[name] = _dict(node)[name]
-    attributes[_ATTRIBUTE] = sites
-    attributes[_CALLS] = active_calls()
-    return new
+def of_function(fn: Any, sites: SitesByMethod) -> Callable[[Any], Any]:
+    """What puts these sites around a function. Those that it has already stay outside
+    of them, as with modules.
+    """
+    if isinstance(fn, _Function):
+        both = _with(fn.sites, sites)
+        return lambda fn: _Function(fn.fn, both)
+    new = SiteMap(sites)
+    return lambda fn: _Function(fn, new)
+
+
+def of_module(
+    like: Any,
+    sites: SitesByMethod | None,
+    changes: Mapping[str, Callable[[Any], Any]] = types.MappingProxyType({}),
+) -> Callable[[Any], Any]:
+    """What copies a module of the structure of this one, with these sites added, and
+    with changes in its fields.
+    """
+    cls: Any = type(like)
+    original = original_class(like)
+    if sites is not None:
+        sites = _with(_dict(like).get(_ATTRIBUTE, {}), sites)
+        cls = _subclass(original, sites)
+    elif cls is not original:
+        sites = _dict(like)[_ATTRIBUTE]
+    fields = (f.name for f in dataclasses.fields(original))
+    names = (*fields, *_compat.WRAPPER_FIELD_NAMES)
+
+    def copied(node: Any) -> Any:
+        new = object.__new__(cls)
+        values, attributes = _dict(node), _dict(new)
+        for name in names:
+            if name in values:  # some were never set
+                attributes[name] = values[name]
+        for name, change in changes.items():
+            attributes[name] = change(values[name])
+        if sites is not None:
+            attributes[_ATTRIBUTE] = sites
+            attributes[_CALLS] = active_calls()
+        return new
+
+    return copied
 
 
 def _replaced(self: Any, **changes: Any) -> Any:
     """What `dataclasses.replace` makes of a module with sites."""
     new = type(self).__peex_original__(**changes)
-    return _sited(new, _dict(self)[_ATTRIBUTE])
-
-
-def instrument(model: Any, sites: Mapping[str, SitesByMethod]) -> Any:
-    """The model with `sites` (by the key of their module) put in."""
-
-    def visit(key: tuple[str, ...], node: Any) -> Any:
-        found = children(key, node)
-        if found is not None:
-            parts, rebuild = found
-            new = [visit(k, child) for k, child in parts]
-            if any(a is not b for a, (_, b) in zip(new, parts, strict=True)):
-                node = rebuild(new)
-        # What stands for another has the same key, but isn't the site.
-        mine = None if stands_in(node) else sites.get(".".join(key) or ".")
-        return node if mine is None else _attach(node, mine)
-
-    return visit((), model)
+    return of_module(new, _dict(self)[_ATTRIBUTE])(new)
 
 
 def original_class(node: Any) -> type:
@@ -288,71 +292,27 @@ def without_sites(like: Any, node: Any) -> Any:
         fn = like.fn if node is None else node
         return _Function(fn, SiteMap(dict.fromkeys(like.sites, ())))
     if isinstance(like, Instrumented) and type(node) is original_class(like):
-        return _sited(node, SiteMap(dict.fromkeys(_dict(like)[_ATTRIBUTE], ())))
+        return of_module(node, dict.fromkeys(_dict(like)[_ATTRIBUTE], ()))(node)
     return node
 
 
-class Flat(NamedTuple):
-    """A model, and what JAX takes it apart into."""
-
-    model: Any
-    leaves: list[Any]
-    treedef: Any
-
-
-class Memo(dict[Any, Any]):
-    """Remembers instrumented structures for one wrapper, and the hash of its plan. It
-    isn't part of what that is: a copy starts with an empty one.
+def strip(value: Any) -> Any:
+    """A value that the model returned, with every module in it as the user knows it.
+    What has none inside is the very object.
     """
-
-    plan_hash: int | None = None
-
-    def __reduce__(self) -> Any:
-        return Memo, ()
-
-    def instrument(
-        self,
-        flat: Flat,
-        key: Hashable,
-        sites: Callable[[], Mapping[str, SitesByMethod]],
-    ) -> Any:
-        """As the function does. What results is remembered by `key` and the structure
-        of the model, which the sites depend on alone.
-        """
-        model, leaves, treedef = flat
-        try:
-            known = self.get((key, treedef))
-        except (TypeError, ValueError):
-            # A static field that can't be hashed, or compared (a NumPy array).
-            return instrument(model, sites())
-        if known is not None:
-            return known.unflatten(leaves)
-        new = instrument(model, sites())
-        new_leaves, new_treedef = jtu.tree_flatten(new)
-        # A function with sites is no leaf any more; that isn't remembered.
-        if len(leaves) == len(new_leaves):
-            if len(self) >= 16:
-                self.clear()
-            self[key, treedef] = new_treedef
-        return new
+    holds = lambda x: isinstance(x, (Instrumented, _Function)) or is_unsorted(x)
+    leaves = jtu.tree_leaves(value, is_leaf=holds)
+    return _stripped(value) if any(map(holds, leaves)) else value
 
 
-def strip(tree: Any) -> Any:
-    """A value that the model returned, with every module in it as the user knows it."""
-    is_ours = lambda x: isinstance(x, Instrumented | _Function)
-    if not any(is_ours(x) for x in jtu.tree_leaves(tree, is_leaf=is_ours)):
-        return tree
-
-    def one(node: Any) -> Any:
-        if isinstance(node, _Function):
-            return node.fn
-        if not isinstance(node, Instrumented):
-            return node
-        new = object.__new__(type(node).__peex_original__)
-        _dict(new).update(_dict(node))
+def _stripped(value: Any) -> Any:
+    if isinstance(value, _Function):
+        return value.fn
+    if isinstance(value, Instrumented):
+        plain = object.__new__(type(value).__peex_original__)
+        _dict(plain).update(_dict(value))
         for name in (_ATTRIBUTE, _CALLS):
-            del _dict(new)[name]
-        leaves, treedef = jtu.tree_flatten(new, is_leaf=is_ours)
-        return jtu.tree_unflatten(treedef, [one(x) for x in leaves])
-
-    return jtu.tree_map(one, tree, is_leaf=is_ours)
+            del _dict(plain)[name]
+        children, structure = one_level(plain)
+        return with_children(plain, structure, [_stripped(x) for x in children])
+    return each_child(value, _stripped)

@@ -14,9 +14,7 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.tree_util as jtu
 
 from .. import _compat
 from .._engine.active_calls import listener_at, this_thread
@@ -25,6 +23,7 @@ from .._engine.reading import of_jaxpr
 from .._engine.rule import AbstractRunner, Arrays, Outcome, rule_of
 from .._engine.signature import EMPTY, Signature
 from .._engine.site import Site, suffix_of
+from .._engine.values import taken_out
 from .._errors import SiteLostError
 from .._sites.chosen import is_wild
 from .._sites.walk import children, is_function_site, is_module
@@ -154,19 +153,18 @@ def trace(
     if module is not None:
         # Closed over, its arrays would be kept by JAX's caches.
         fn, args = method, (module, *args)
-    dynamic, static = eqx.partition((args, kwargs), eqx.is_array)
-    leaves, treedef = jtu.tree_flatten(dynamic)
+    leaves, given = taken_out((args, kwargs))
     outer: list[Any] = []
-    out_static: list[Any] = []
+    finish: list[Any] = []
 
     def forward(*leaves: Any) -> Any:
         here: Any = inspect.currentframe()
         stack = _compat.current_frames()
         here = [code for code, _ in stack].index(here.f_code)
         outer[:] = stack[here][0], stack[here + 1 :]
-        args, kwargs = eqx.combine(treedef.unflatten(leaves), static)
-        out, rest = eqx.partition(fn(*args, **kwargs), eqx.is_array)
-        out_static[:] = [rest]
+        args, kwargs = given(leaves)
+        out, returned = taken_out(fn(*args, **kwargs))
+        finish[:] = [returned]
         return out
 
     reader = Reader(_code_of(method), _codes_of_parts(module))
@@ -176,7 +174,7 @@ def trace(
     this_thread.num_traced += 1
     try:
         with caches, listening(names, is_own, reader.is_visible_call):
-            jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
+            jaxpr = jax.make_jaxpr(forward)(*leaves)
     except _compat.VALUE_ERRORS as error:
         if not _runs_eagerly():
             raise  # as it would without peex
@@ -190,9 +188,7 @@ def trace(
         this_thread.num_traced -= 1
     jaxpr, consts = _compat.open_jaxpr(jaxpr)
     paths = [reader.own_path(_path(eqn, *outer)) for eqn in jaxpr.eqns]
-    out_tree = jtu.tree_structure(shapes)
-    finish = lambda outs: eqx.combine(out_tree.unflatten(outs), out_static[0])
-    return Forward(jaxpr, consts, leaves, finish, reader, paths)
+    return Forward(jaxpr, consts, leaves, finish[0], reader, paths)
 
 
 def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> CallPath:
@@ -219,8 +215,7 @@ def _codes_of_parts(module: Any) -> Codes:
     codes = set()
 
     def visit(node: Any) -> None:
-        found = children((), node)
-        for _, child in () if found is None else found[0]:
+        for _, child in children((), node):
             # A function in a field is part of the module, whether it is a site or not.
             if is_module(child) and not is_function_site(child):
                 codes.add(_code_of(type(child).__call__))

@@ -17,6 +17,7 @@ from jax.core import Tracer
 
 from .. import _compat
 from .._engine.active_calls import this_thread
+from .._engine.values import is_unsorted
 from .._sites.chosen import is_wild
 
 
@@ -75,7 +76,8 @@ def listening(
                 returned_p.bind(name=name, begins=True)
         elif event == "return" and begun and begun[-1] is frame:
             begun.pop()
-            arrays = [x for x in jtu.tree_leaves(value) if isinstance(x, Tracer)]
+            leaves = jtu.tree_leaves(value, is_leaf=is_unsorted)
+            arrays = [x for x in leaves if isinstance(x, Tracer)]
             returned_p.bind(*arrays, name=name, begins=False)
 
     with _profiled(profile):

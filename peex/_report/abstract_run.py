@@ -23,7 +23,7 @@ from .._engine.values import once
 from .._errors import SiteLostError
 from .._hooks.log_fns import IdentityLog
 from .._instrument.alike import made_alike
-from .._instrument.classes import instrument
+from .._instrument.instrument import instrument
 from .._instrument.probe import own_caches, Probes
 from .._program.call_tree import Calls, find_calls, Lost
 from .._sites.chosen import Chosen

@@ -72,8 +72,7 @@ class Parameters:
         if isinstance(node, eqx.nn.Shared):
             parts = [((*key, "pytree"), _untied(node))]
         else:
-            found = children(key, node)
-            parts = [] if found is None else found[0]
+            parts = children(key, node)
         ids = (i for k, child in parts for i in self._visit(k, child))
         self._under[key] = list(dict.fromkeys(ids))
         return self._under[key]

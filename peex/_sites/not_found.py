@@ -82,8 +82,7 @@ def _array(name: str, model: Any) -> str:
 def _node_at(key: Key, model: Any) -> Any:
     node, here = model, ()
     while here != key:
-        found = children(here, node)
-        for k, child in () if found is None else found[0]:
+        for k, child in children(here, node):
             if key[: len(k)] == k:
                 here, node = k, child
                 break

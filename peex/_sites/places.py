@@ -41,8 +41,7 @@ def static_modules(model: Any) -> list[Place]:
                         for p in places(value, "__call__")
                         if p.is_leaf
                     )
-        parts = children(key, node)
-        for k, child in parts[0] if parts is not None else ():
+        for k, child in children(key, node):
             visit(k, child)
 
     visit((), model)
@@ -57,11 +56,9 @@ def places(model: Any, root_method: str) -> list[Place]:
         if is_array_leaf(node):
             return False
         here = len(found)
-        parts = children(key, node)
         callable_inside = False
-        if parts is not None:
-            for k, child in parts[0]:
-                callable_inside |= visit(k, child)
+        for k, child in children(key, node):
+            callable_inside |= visit(k, child)
         callable_ = is_module(node)
         module = callable_ or (isinstance(node, eqx.Module) and not stands_in(node))
         entry = module and key == () and root_method != "__call__"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
-import jax.tree_util as jtu
 
+from .._engine.values import one_level, with_children
 from .._errors import SiteNotFoundError
 from .chosen import Chosen, is_wild
 from .keys import Key, split, split_call, split_input, split_method
@@ -108,7 +108,7 @@ def _by_function(
     # `equinox.tree_at`, one of two tied layers, or of two equal activations, can be
     # named. Nodes that were found in the model itself are known too.
     model = unwrap(model)
-    copy = jtu.tree_map(lambda x: ft.partial(x) if is_function(x) else x, model)
+    copy = _copied(model)
     copies = places(copy, root_method)
     with returns_nodes():
         nodes = where(copy)
@@ -132,6 +132,13 @@ def _by_function(
             )
         groups.append((chosen[0].key(root_method), chosen))
     return groups
+
+
+def _copied(node: Any) -> Any:
+    children, structure = one_level(node)
+    if len(children) == 1 and children[0] is node:
+        return ft.partial(node) if is_function(node) else node
+    return with_children(node, structure, [_copied(x) for x in children])
 
 
 def _by_name(

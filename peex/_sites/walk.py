@@ -3,9 +3,10 @@
 Choosing sites and putting them in both walk like this, so they agree on every name.
 """
 
+import functools as ft
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple, TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
@@ -14,31 +15,44 @@ import numpy as np
 
 from .. import _compat
 from .._caches import weak_cache
+from .._engine.values import one_level, with_children
 from .keys import components, Key
 
 
-def children(
-    key: Key, node: Any
-) -> tuple[list[tuple[Key, Any]], Callable[[Sequence[Any]], Any]] | None:
-    """The children of a pytree node with their keys, and a function that rebuilds the
-    node from such children. `None` for a leaf.
+def children(key: Key, node: Any) -> list[tuple[Key, Any]]:
+    """The children of a pytree node with their keys; none of a leaf.
 
     A wrapper of Equinox's that stands for a module passes its own key on to it. So do
     peex's own, whose other children (hooks are modules too) aren't part of the model.
     """
     kind = _kind(node)
     if kind.array:
-        return None  # known without asking JAX
-    found, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+        return []  # known without asking JAX
+    found, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(found) == 1 and found[0][1] is node:
-        return None
+        return []
     inside = _stood_for(node) if kind.stands_in else None
     if inside is not None:
-        wrapped, rewrap = inside
-        return [(key, wrapped)], lambda new: rewrap(new[0])
+        return [(key, inside[0])]
     names = components([entry for (entry,), _ in found])
-    parts = [((*key, *n), child) for n, (_, child) in zip(names, found, strict=True)]
-    return parts, treedef.unflatten
+    return [((*key, *n), child) for n, (_, child) in zip(names, found, strict=True)]
+
+
+def parts_of(node: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The same without the keys, and a function that rebuilds the node of such."""
+    inside = _stood_for(node) if _kind(node).stands_in else None
+    if inside is not None:
+        wrapped, rewrap = inside
+        return [wrapped], lambda new: rewrap(new[0])
+    found, structure = one_level(node)
+    return found, ft.partial(with_children, node, structure)
+
+
+def field_names(module: Any) -> list[str]:
+    """The names of the fields that hold the children of a module."""
+    is_leaf = lambda x: x is not module
+    entries, _ = jtu.tree_flatten_with_path(module, is_leaf=is_leaf)
+    return [entry.name for (entry,), _ in entries]
 
 
 class _Kind(NamedTuple):
@@ -69,8 +83,11 @@ def _kind(node: Any) -> _Kind:
 
 def _stood_for(node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
     if isinstance(node, AbstractWrapper):
-        return node.model, lambda new: with_model(node, new)
+        return node.model, lambda new: with_fields(node, model=new)
     return _compat.stood_for(node)
+
+
+Wrapper = TypeVar("Wrapper", bound="AbstractWrapper")
 
 
 class AbstractWrapper(eqx.Module):
@@ -92,11 +109,13 @@ class AbstractWrapper(eqx.Module):
             raise AttributeError(message, name=name, obj=self)
 
 
-def with_model(wrapper: AbstractWrapper, model: Any) -> Any:
-    """A copy of a wrapper around another model of the same structure of sites."""
-    leaves, treedef = jtu.tree_flatten(wrapper, is_leaf=lambda x: x is not wrapper)
-    leaves = [model if x is wrapper.model else x for x in leaves]
-    return treedef.unflatten(leaves)
+def with_fields(wrapper: Wrapper, **fields: Any) -> Wrapper:
+    """A copy of a wrapper with others in the place of these fields. What is in the rest
+    is the very object.
+    """
+    new = object.__new__(type(wrapper))
+    vars(new).update(vars(wrapper) | fields)
+    return new
 
 
 def unwrap(model: Any) -> Any:

@@ -17,7 +17,7 @@ from .._errors import LogShapeError, NotInitialisedError
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
 from .._log import described, Log
-from .._sites.walk import AbstractWrapper
+from .._sites.walk import AbstractWrapper, with_fields
 from .hook_collector import HookCollector
 from .plan import Plan, plan
 from .run import run
@@ -169,7 +169,9 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
 
         **Arguments:**
 
-        Arguments like those of the call: arrays, or `jax.ShapeDtypeStruct`s.
+        Arguments like those of the call: arrays, or `jax.ShapeDtypeStruct`s. As under
+        `jax.jit`, the model sees dicts in the order of their keys, which must be such
+        as can be sorted.
 
         **Returns:**
 
@@ -186,9 +188,7 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
         except _compat.VALUE_ERRORS as error:
             note_on_tracing(error, "`px.BackwardHook.init` traces the call")
             raise
-        log_ = jtu.tree_map(zeros, shapes)
-        is_log = lambda x: x is None or isinstance(x, Log)
-        return eqx.tree_at(lambda h: h.log, self, log_, is_leaf=is_log)
+        return with_fields(self, log=jtu.tree_map(zeros, shapes))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on these arguments.

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import _compat
 from .._caches import weak_cache
-from .._instrument.classes import Flat
+from .._instrument.instrument import Structured
 from .._sites.walk import unwrap
 from .plan import Plan
 
@@ -24,15 +24,15 @@ _learned = weak_cache()
 class Directness:
     """What is known of calls like this one."""
 
-    def __init__(self, plan: Plan, flat: Flat, backward: bool):
+    def __init__(self, plan: Plan, known: Structured, backward: bool):
         method = plan.method
-        owner = type(unwrap(flat.model)) if isinstance(method, str) else method
+        owner = type(unwrap(known.model)) if isinstance(method, str) else method
         try:
             self._known = _learned.setdefault(owner, {})
         except TypeError:  # can't be hashed, or referred to weakly
             self._known = {}
         # A number alone, which keeps nothing alive.
-        self._key = hash((plan, flat.treedef, backward))
+        self._key = hash((plan, known.treedef, backward))
 
     @property
     def is_direct(self) -> bool:

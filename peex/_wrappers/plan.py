@@ -9,7 +9,7 @@ import equinox as eqx
 from .._engine.site import Side
 from .._hooks.callables import refuse_class
 from .._hooks.step_hooks import AbstractStepHook
-from .._instrument.classes import Memo
+from .._instrument.instrument import Memo
 from .._sites.chosen import Chosen
 from .._sites.patterns import assign
 from .._sites.places import places

@@ -11,8 +11,10 @@ from .. import _compat
 from .._engine.active_calls import all_saved, NeedsTrace
 from .._engine.rules.install import install
 from .._engine.trace import run_with
+from .._engine.values import states
 from .._instrument.alike import made_alike
-from .._instrument.classes import Flat, strip
+from .._instrument.classes import strip
+from .._instrument.instrument import Structured
 from .._instrument.probe import Probes
 from .._sites.stacked import is_refusal, refuse, refuse_fixed
 from .._sites.walk import unwrap
@@ -42,16 +44,16 @@ def run(
     collector = make_collector()
     if not (collector.frozen or plan.asked or plan.probed):  # nothing to do
         return call_method(model, plan.method, args, kwargs), collector
-    flat = Flat(model, *jtu.tree_flatten(model))
+    known = Structured(model, jtu.tree_structure(model))
     if not runs_eagerly(_compat.current_trace()):
-        return _run(plan, flat, collector, backward, args, kwargs)
-    learned = Directness(plan, flat, backward)
+        return _run(plan, known, collector, backward, args, kwargs)
+    learned = Directness(plan, known, backward)
     if learned.is_direct:
         collector.direct = True
         forget = all_saved()
-        states = _compat.saved_states((args, kwargs))
+        restore = _compat.saved_states(states((args, kwargs)))
         try:
-            return _run(plan, flat, collector, backward, args, kwargs)
+            return _run(plan, known, collector, backward, args, kwargs)
         except NeedsTrace as signal:
             # The one case in which the model's Python runs twice: it takes, for the
             # first time, a branch with a site inside of what JAX stages.
@@ -59,24 +61,29 @@ def run(
                 raise
             _compat.abandon(signal)
         forget()
-        states()
+        restore()
         collector = make_collector()
-    out = _run(plan, flat, collector, backward, args, kwargs)
+    out = _run(plan, known, collector, backward, args, kwargs)
     learned.learn(collector.stages)
     return out
 
 
 def _run(
-    plan: Plan, flat: Flat, collector: Collected, backward: bool, args: Any, kwargs: Any
+    plan: Plan,
+    known: Structured,
+    collector: Collected,
+    backward: bool,
+    args: Any,
+    kwargs: Any,
 ) -> tuple[Any, Collected]:
     make = SiteMaker(plan, collector, backward)
     may_be = ft.partial(may_be_site, plan)
-    owner = type(unwrap(flat.model)) if isinstance(plan.method, str) else None
+    owner = type(unwrap(known.model)) if isinstance(plan.method, str) else None
     collector.probes = Probes(may_be, make.of_probe, plan.may_probe, owner)
     model = collector.running_in(sys._getframe())
     try:
         with model, run_with(collector), collector.probes.caches():
-            instrumented = _instrumented(flat, make)
+            instrumented = _instrumented(known, make)
             args, kwargs = made_alike(instrumented, args, kwargs)
             out = call_method(instrumented, plan.method, args, kwargs)
     except (TypeError, ValueError) as error:
@@ -90,7 +97,7 @@ def _run(
     return strip(out), collector
 
 
-def _instrumented(flat: Flat, make: SiteMaker) -> Any:
+def _instrumented(known: Structured, make: SiteMaker) -> Any:
     """The model with the sites of a run put in."""
     plan, collector = make.plan, make.collector
     key = (
@@ -104,10 +111,10 @@ def _instrumented(flat: Flat, make: SiteMaker) -> Any:
     def sites() -> Any:
         sites = sites_of(make)
         if plan.may_probe:
-            tell_keys(sites, flat.model, make)
+            tell_keys(sites, known.model, make)
         return sites
 
-    return plan.memo.instrument(flat, key, sites)
+    return plan.memo.instrument(known, key, sites)
 
 
 def call_method(model: Any, method: Method, args: Any, kwargs: Any) -> Any:

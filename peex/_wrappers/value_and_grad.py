@@ -13,7 +13,7 @@ from .. import _compat
 from .._engine.site import freeze, Frozen
 from .._hooks.log_fns import IdentityLog
 from .._log import Log
-from .._sites.walk import with_model
+from .._sites.walk import with_fields
 from .backward import BackwardHook
 from .forward import ForwardHook
 from .run import run as run_hooked
@@ -80,7 +80,7 @@ class _Step(NamedTuple):
         def call(trained: Any) -> tuple[Any, Any, PlaceholderCollector]:
             whole = eqx.combine(trained, others, frozen)
             if forward is not None:
-                whole = with_model(inner, whole)
+                whole = with_fields(inner, model=whole)
             make = lambda: PlaceholderCollector(hook_fn, backward, outside)
             out, collector = run_hooked(hooked.plan, whole, make, True, args, kwargs)
             out, log = out if forward is not None else (out, Log())

@@ -118,7 +118,7 @@ def test_a_primitive_without_results_is_linearized():
 
 def test_an_equinox_state_is_taken_anew():
     index, state = eqx.nn.make_with_state(lambda: eqx.nn.StateIndex(jnp.zeros(())))()
-    restore = _compat.saved_states(({"state": state}, 1))
+    restore = _compat.saved_states([state])
     state.set(index, jnp.ones(()))
     with pytest.raises(ValueError, match="old state"):
         state.get(index)
