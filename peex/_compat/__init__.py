@@ -65,6 +65,7 @@ from .jax import (
     register_lowering as register_lowering,
     set_current_trace as set_current_trace,
     ShapedArray as ShapedArray,
+    share_jit_cache as share_jit_cache,
     Trace as Trace,
     unbatched as unbatched,
     VALUE_ERRORS as VALUE_ERRORS,

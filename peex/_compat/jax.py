@@ -13,6 +13,7 @@ import functools as ft
 import importlib
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,6 +85,23 @@ def hands_on(trace: Trace) -> bool:
 
 _BATCHING = {"BatchTrace", "CollectTrace"}  # the latter is peex's own
 _HANDING_ON = _BATCHING | {"JVPTrace", "JaxprTrace", "JetTrace", "LinearizeTrace"}
+
+
+class _Shared:
+    """Stands for all traces that share what a jitted function keeps."""
+
+
+_shared = _Shared()
+
+
+def share_jit_cache(trace: Trace) -> None:
+    """Makes jitted functions take this trace for the same as others of which this is
+    said. Under each new trace a jitted function keeps a further entry for the same
+    arguments (in 0.10 to 0.12: it compares what `_weakref` refers to), without anything
+    in it: what is compiled is found by another cache, and it is called directly only
+    where no trace is. All entries would be looked through at each call.
+    """
+    trace._weakref = weakref.ref(_shared)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class PassingPrimitive(Primitive):

@@ -37,6 +37,8 @@ class CollectTrace(_compat.Trace):
         self.requires_low = parent.requires_low
         # Whether a primitive that is bound here runs at once.
         self.eager = _compat.is_eval_trace(parent) or getattr(parent, "eager", False)
+        if self.eager:
+            _compat.share_jit_cache(self)
 
     def stage_value(self, val):
         return self.parent.stage_value(val)

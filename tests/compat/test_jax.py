@@ -332,3 +332,23 @@ def test_undefined_primals():
     _compat.primitive_transposes[primitive] = transpose
     jax.linear_transpose(primitive.bind, jnp.ones(2))(jnp.ones(2))
     assert seen == [(True, (2,))]
+
+
+def test_traces_that_share_the_cache_of_a_jitted_function():
+    class Passing(_compat.Trace):
+        def process_primitive(self, primitive, tracers, params, /):
+            return parent.process_primitive(primitive, tracers, params)
+
+    parent, jitted, sizes = _compat.current_trace(), jax.jit(jnp.sin), []
+    for share in (True, False):
+        jitted.clear_cache()
+        for _ in range(3):
+            trace = Passing()
+            if share:
+                _compat.share_jit_cache(trace)
+            with _compat.set_current_trace(trace):
+                assert_close(jitted(jnp.ones(2)), jnp.sin(jnp.ones(2)))
+            sizes.append(jitted._cache_size())
+            del trace
+    # Else JAX has found another way, and there is nothing to be shared.
+    assert sizes == [1, 1, 1, 1, 2, 3]

@@ -314,3 +314,21 @@ def test_layers_that_turn_out_to_be_stacked_inside():
     model = {"first": linear(3, 3, 2), "then": Stacking(layers)}
     _, log = px.ForwardHook(model, where="first", method=program)(jnp.ones(3))
     assert list(log) == ["first"]
+
+
+@pytest.mark.parametrize("wraps", [1, 2])
+def test_jitted_functions_keep_no_entry_for_each_eager_call(wraps):
+    without_sites = jax.jit(lambda x: x + 1)
+    with_sites = jax.jit(lambda layer, x: layer(x))
+
+    def model(layer, x):
+        return without_sites(with_sites(layer, x))
+
+    run, method, x = linear(3, 3, 0), model, jnp.ones(3)
+    for _ in range(wraps):
+        run, method = px.ForwardHook(run, method=method), "__call__"
+    sizes = []
+    for _ in range(10):
+        run(x)
+        sizes.append((without_sites._cache_size(), with_sites._cache_size()))
+    assert sizes[-1] == sizes[3]
