@@ -79,9 +79,10 @@ def report(
     """
     check_method(model, method)
     root_method = root_method_of(model, method)
-    selected, asked = select(model, where, root_method)
+    all_places = places(model, root_method)
+    selected, asked = select(model, all_places, where, root_method)
     chosen, asked = _of_all_calls(selected), [(n, _of_all_calls(c)) for n, c in asked]
-    at = {place.name: place for place in places(model, root_method)}
+    at = {place.name: place for place in all_places}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
     plain = {dataclasses.replace(c, alias=None) for c in chosen}
     everything = (*chosen, *(c for c in callable_ if c not in plain))

@@ -22,14 +22,14 @@ from .walk import is_function, unwrap
 
 
 def select(
-    model: Any, where: Any, root_method: str
+    model: Any, all_places: list[Place], where: Any, root_method: str
 ) -> tuple[tuple[Chosen, ...], tuple[tuple[str, tuple[Chosen, ...]], ...]]:
     """The sites that `where` chooses, in the order of the model, and for each thing
     that was asked for explicitly, what it chose (so that it can be checked to fire).
+    `all_places` are those of the model.
 
     **Raises:** `SiteNotFoundError` where a part of `where` chooses nothing.
     """
-    all_places = places(model, root_method)
     listed = [where] if isinstance(where, type) else where
     listed = listed if isinstance(listed, list | tuple | set | frozenset) else []
     classes = {part.__name__: part for part in listed if isinstance(part, type)}

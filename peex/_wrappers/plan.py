@@ -12,7 +12,7 @@ from .._hooks.step_hooks import AbstractStepHook
 from .._instrument.instrument import Memo
 from .._sites.chosen import Chosen
 from .._sites.patterns import assign
-from .._sites.places import places
+from .._sites.places import Place, places
 from .._sites.select import probe_patterns, select
 from .._sites.walk import AbstractWrapper
 from .types import Method
@@ -92,7 +92,9 @@ def plan(
             "`with_kwargs=True` says that the value of a pre hook is `(args, kwargs)`; "
             "write `pre_hook=True, with_kwargs=True`."
         )
-    check_model(model)
+    root_method = root_method_of(model, method)
+    all_places = places(model, root_method)
+    check_model(model, all_places)
     check_method(model, method)
     if while_buffer is not None and while_buffer < 1:
         raise TypeError(
@@ -104,8 +106,7 @@ def plan(
             f"`max_bytes={max_bytes}` is how many bytes a log may take: a number that "
             "isn't negative, or None for any."
         )
-    root_method = root_method_of(model, method)
-    chosen, asked = select(model, where, root_method)
+    chosen, asked = select(model, all_places, where, root_method)
     key_of = {c: c.key(root_method) for c in chosen}
     keys = {key: (c.named(c.suffix) or ("", c.suffix))[1] for c, key in key_of.items()}
     inside = [key for c, key in key_of.items() if c.inside is not None]
@@ -174,8 +175,8 @@ def by_name(what: str, fn: Any) -> list[tuple[str, Any]]:
     return [(name, one) for name, one in fns.items() if one is not None]
 
 
-def check_model(model: Any) -> None:
-    if any(isinstance(p.node, eqx.Module) for p in places(model, "__call__")):
+def check_model(model: Any, all_places: list[Place]) -> None:
+    if any(isinstance(p.node, eqx.Module) for p in all_places):
         return
     name = type(model).__name__
     raise TypeError(
