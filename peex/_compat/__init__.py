@@ -73,6 +73,7 @@ from .jax import (
 )
 from .jaxprs import (
     eval_jaxpr as eval_jaxpr,
+    is_inlined as is_inlined,
     is_jaxpr as is_jaxpr,
     is_literal as is_literal,
     jit_options as jit_options,
@@ -81,6 +82,7 @@ from .jaxprs import (
     part_of_jaxpr as part_of_jaxpr,
     scan_layout as scan_layout,
     sub_jaxprs as sub_jaxprs,
+    with_inlining as with_inlining,
     with_inputs as with_inputs,
 )
 from .meshes import (

@@ -94,6 +94,21 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def is_inlined(params: dict[str, Any]) -> bool:
+    """Whether JAX puts the body of a `jit` primitive with these parameters in its place
+    when it traces what is around. (From 0.12 on `inline` is one of several ways.)
+    """
+    inline = params["inline"]
+    return inline is True or getattr(inline, "name", None) == "JAX_EARLY"
+
+
+def with_inlining(params: dict[str, Any], yes: bool) -> dict[str, Any]:
+    """The parameters of a `jit` primitive that is inlined so, or isn't."""
+    kind = type(params["inline"])
+    inline = yes if kind is bool else getattr(kind, "JAX_EARLY" if yes else "AUTO")
+    return {**params, "inline": inline}
+
+
 def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `jax.jit` that make a `jit` primitive with these parameters,
     apart from its shardings.
@@ -102,7 +117,7 @@ def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"keep_unused": params["keep_unused"]}
     if donated:
         options["donate_argnums"] = tuple(donated)
-    if params["inline"] is True:
+    if is_inlined(params):
         options["inline"] = True
     if params["compiler_options_kvs"]:
         options["compiler_options"] = dict(params["compiler_options_kvs"])

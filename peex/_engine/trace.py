@@ -113,10 +113,10 @@ class CollectTrace(_compat.Trace):
 
 def _not_inlined(params: Params, inlined: set[int]) -> Params:
     """The parameters of a jit that isn't to be inlined; `inlined` notes its jaxpr."""
-    if params["inline"] is not True:
+    if not _compat.is_inlined(params):
         return params
     inlined.add(id(params["jaxpr"]))
-    return {**params, "inline": False}
+    return _compat.with_inlining(params, False)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ class PlaceholderCollector(BackwardCollector):
         """An equation as it is outside of this trace."""
         is_jit = eqn.primitive is _compat.jit_p
         if is_jit and id(eqn.params["jaxpr"]) in self.inlined:
-            return eqn.replace(params={**eqn.params, "inline": True})
+            return eqn.replace(params=_compat.with_inlining(eqn.params, True))
         return eqn
 
 

@@ -142,3 +142,17 @@ def test_part_of_a_jaxpr():
     assert [_compat.is_literal(v) for v in mul.invars] == [False, True]
     part = _compat.part_of_jaxpr(jaxpr, 1, 2, sin.outvars, mul.outvars)
     assert _compat.eval_jaxpr(part, (), 3.0) == [6.0]
+
+
+def test_inlined_jits():
+    def names(fn):
+        return [eqn.primitive.name for eqn in jax.make_jaxpr(fn)(1.0).eqns]
+
+    inlined = jax.jit(lambda x: lax.sin(x), inline=True)
+    assert names(lambda x: inlined(x)) == ["sin"]
+    (eqn,) = jax.make_jaxpr(jax.jit(lax.sin))(1.0).eqns
+    for inline, name in ((True, "sin"), (False, "jit")):
+        params = _compat.with_inlining(eqn.params, inline)
+        assert _compat.is_inlined(params) == inline
+        assert ("inline" in _compat.jit_options(params)) == inline
+        assert names(lambda x, params=params: _compat.jit_p.bind(x, **params)) == [name]
