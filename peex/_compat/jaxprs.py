@@ -114,11 +114,9 @@ def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     apart from its shardings.
     """
     donated = [i for i, d in enumerate(params["donated_invars"]) if d]
-    options: dict[str, Any] = {"keep_unused": params["keep_unused"]}
+    options: dict[str, Any] = {n: params[n] for n in ("keep_unused", "inline")}
     if donated:
         options["donate_argnums"] = tuple(donated)
-    if is_inlined(params):
-        options["inline"] = True
     if params["compiler_options_kvs"]:
         options["compiler_options"] = dict(params["compiler_options_kvs"])
     return options

@@ -178,13 +178,15 @@ def test_bind_cond():
 
 def test_jit_options():
     params = params_of(jax.jit(jnp.sin), "jit", 1.0)
-    assert _compat.jit_options(params) == {"keep_unused": False}
+    inline = params["inline"]
+    assert _compat.jit_options(params) == {"keep_unused": False, "inline": inline}
     assert _compat.jit_shardings(params) == ((None,), (None,))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     fn = jax.jit(jnp.sin, in_shardings=device, donate_argnums=0, keep_unused=True)
     params = params_of(fn, "jit", 1.0)
     assert _compat.jit_options(params) == {
         "keep_unused": True,
+        "inline": inline,
         "donate_argnums": (0,),
     }
     assert _compat.jit_shardings(params)[0] == (device,)
