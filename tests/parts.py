@@ -46,6 +46,17 @@ class Half(eqx.Module):
         return self.used(x)
 
 
+class Chain(eqx.Module):
+    """Calls one layer three times."""
+
+    cell: eqx.nn.Linear
+
+    def __call__(self, x):
+        for _ in range(3):
+            x = jnp.tanh(self.cell(x))
+        return x
+
+
 class Seq(eqx.Module):
     """Runs its parts in order."""
 

@@ -48,9 +48,8 @@ class AbstractRunner(abc.ABC):
         once_more: bool = False,
     ) -> Outcome:
         """Runs a body: its outputs, and what `inside` says, in this order. `once_more`
-        says that the same body
-        also runs at another place in the rebuilt program, from where the sites of other
-        wrappers are brought out: here they are dropped.
+        says that the same body also runs at another place in the rebuilt program, from
+        where the sites of other wrappers are brought out: here they are dropped.
         """
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from jax.sharding import PartitionSpec as P
+from parts import Chain
 from twin_case import linear
 from twin_models import MLP
 
@@ -139,15 +140,6 @@ def test_a_state_passes_by():
     assert nothing is None
     np.testing.assert_array_equal(x, xs)
     np.testing.assert_array_equal(out, run(norm, xs))
-
-
-class Chain(eqx.Module):
-    cell: eqx.nn.Linear
-
-    def __call__(self, x):
-        for _ in range(3):
-            x = jnp.tanh(self.cell(x))
-        return x
 
 
 def test_further_calls():

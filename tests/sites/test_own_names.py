@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from closeness import assert_close
+from parts import Chain
 from twin_case import linear
 from twin_models import MLP
 
@@ -96,15 +97,6 @@ def test_values_inside():
     np.testing.assert_array_equal(log["one"], jnp.sin(jnp.sin(X) + 1))
     np.testing.assert_array_equal(log["s/sin#1"], log["one"])
     np.testing.assert_array_equal(log["p/sum#1"], X + 2)
-
-
-class Chain(eqx.Module):
-    cell: eqx.nn.Linear
-
-    def __call__(self, x):
-        for _ in range(3):
-            x = jnp.tanh(self.cell(x))
-        return x
 
 
 def test_further_calls():

@@ -5,7 +5,6 @@ such as can be sorted.
 
 import collections
 import copy
-import enum
 import gc
 import weakref
 from typing import Any
@@ -16,42 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from dicts import arrays_in, Each, folded, items, Kind, UNSORTED, X
 from parts import Outer, Returning, Seq, Whole
 from wrapped import linear
 
 import peex as px
-
-
-X = jnp.arange(2.0)
-
-
-class Kind(enum.Enum):
-    ONE = 1
-    TWO = 2
-
-
-class Each(eqx.Module):
-    """Runs the layers in all of its dicts, in their order."""
-
-    layers: Any
-
-    def __call__(self, x):
-        def run(part, x):
-            if isinstance(part, dict):
-                for value in part.values():
-                    x = run(value, x)
-                return x
-            if isinstance(part, list | tuple):
-                for value in part:
-                    x = run(value, x)
-                return x
-            return jnp.tanh(part(x))
-
-        return run(self.layers, x)
-
-
-def items():
-    return [("c", linear(0)), ("a", linear(1)), ("b", linear(2))]
 
 
 LAYERS = {
@@ -207,29 +175,6 @@ def test_a_model_isnt_kept_by_what_is_remembered_of_it():
 
 # Arguments.
 
-UNSORTED = {
-    "enums": lambda x: {Kind.TWO: x, Kind.ONE: 2 * x},
-    "mixed": lambda x: {"z": x, 1: 2 * x},
-    "default": lambda x: collections.defaultdict(list, {Kind.TWO: x, "a": 2 * x}),
-    "nested": lambda x: [({"b": {Kind.TWO: x, 1: 2 * x}}, x)],
-}
-
-
-def arrays_in(node):
-    """In the order of the dicts."""
-    if isinstance(node, dict):
-        return [x for value in node.values() for x in arrays_in(value)]
-    if isinstance(node, list | tuple):
-        return [x for value in node for x in arrays_in(value)]
-    return [node]
-
-
-def folded(node):
-    result = 0.0
-    for x in arrays_in(node):
-        result = jnp.tanh(x - 2 * result)
-    return result
-
 
 class Given(eqx.Module):
     """Notes what it is given, and runs its layer."""
@@ -370,71 +315,3 @@ def test_named_values_leave_the_order_as_it_is():
             assert_close(log["./exp"], expected["a"])
             unhooked, seen = model.seen[-2:]
             assert seen[:2] == unhooked[:2] and seen[2] is kept
-
-
-# Losses.
-
-
-@pytest.mark.parametrize("forward", [None, px.IdentityLog()])
-@pytest.mark.parametrize("name", [*UNSORTED, "sorted"])
-def test_a_loss_is_given_the_very_arguments(name, forward):
-    given = UNSORTED.get(name, lambda x: {"z": x, "a": 2 * x})(X)
-    seen = []
-
-    def loss(model, given, *, named):
-        seen.append((given, named))
-        return jnp.sum(model(folded(given)) - 2 * folded(named))
-
-    step = px.value_and_grad(loss, forward=forward)
-    expected = eqx.filter_value_and_grad(loss)(linear(), given, named=given)
-    for _ in range(2):
-        (value, _), grads = step(linear(), given, named=given)
-        assert_close((value, grads), expected)
-    assert all(a is given and b is given for a, b in seen)
-
-
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_a_loss_that_holds_a_dict(jit):
-    class Loss(eqx.Module):
-        scales: dict
-
-        def __call__(self, model, x):
-            return jnp.sum(model(x) * folded(self.scales))
-
-    loss = Loss({"z": X, "a": 2 * X})
-    wrap = eqx.filter_jit if jit else lambda f: f
-    expected = wrap(eqx.filter_value_and_grad(loss))(linear(), X)
-    step = px.value_and_grad(loss)
-    for _ in range(2):
-        (value, _), grads = wrap(step)(linear(), X)
-        assert_close((value, grads), expected)
-
-
-def test_a_loss_sees_its_model_as_without_hooks():
-    orders = []
-
-    def loss(model, x):
-        orders.append(list(model.layers))
-        return jnp.sum(model(x))
-
-    model = Each(dict(items()))
-    expected = eqx.filter_value_and_grad(loss)(model, X)
-    (value, _), grads = px.value_and_grad(loss)(model, X)
-    assert_close((value, grads), expected)
-    assert orders[0] == orders[1]
-
-
-def test_init_sees_dicts_as_jit_does():
-    seen = []
-
-    def loss(model, given):
-        seen.append(list(given))
-        return jnp.sum(model(folded(given)))
-
-    hooked = px.BackwardHook(linear(), method=loss)
-    given = {"z": X, "a": 2 * X}
-    eqx.filter_eval_shape(loss, linear(), given)
-    hooked = hooked.init(given)
-    assert seen[0] == seen[1] == ["a", "z"]
-    hooked(given)
-    assert seen[2] == ["z", "a"]
