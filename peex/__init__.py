@@ -5,10 +5,10 @@ computed (activations) and received (cotangents), or changes them on the way.
   What comes back is a `Log`.
 - See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`).
 - Change values: `AddHook`, `ScaleHook`, `ZeroHook`, `Chain` of several, `PatchHook`
-  with values of another run, `AtStep` for some steps only; your own is an
-  `AbstractHook` or any function, or, if it acts differently at each call, step or
-  example, an `AbstractIndexedHook`, which is told a `SiteIndex`. `IdentityHook` changes
-  nothing.
+  with values of another run; at some places only, `At` and `AtStep`. Your own is an
+  `AbstractHook` or any function; if it acts differently at each call, step or example,
+  `WithData` of these, or an `AbstractIndexedHook`, which is told a `SiteIndex`.
+  `IdentityHook` changes nothing.
 - Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
   `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
   records the value itself.
@@ -33,10 +33,13 @@ from ._errors import (
     SiteNotFiredError as SiteNotFiredError,
     SiteNotFoundError as SiteNotFoundError,
 )
+from ._hooks.at import At as At
+from ._hooks.at_step import AtStep as AtStep
+from ._hooks.chain import Chain as Chain
+from ._hooks.from_log import PatchHook as PatchHook, WithData as WithData
 from ._hooks.hooks import (
     AbstractHook as AbstractHook,
     AddHook as AddHook,
-    Chain as Chain,
     IdentityHook as IdentityHook,
     ScaleHook as ScaleHook,
     ZeroHook as ZeroHook,
@@ -56,7 +59,6 @@ from ._hooks.log_fns import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
-from ._hooks.step_hooks import AtStep as AtStep, PatchHook as PatchHook
 from ._instrument.probe import probe as probe
 from ._log import Log as Log
 from ._report.report import report as report
@@ -72,6 +74,7 @@ __all__ = [
     "AbstractIndexedHook",
     "AbstractLog",
     "AddHook",
+    "At",
     "AtStep",
     "BackwardHook",
     "Chain",
@@ -102,6 +105,7 @@ __all__ = [
     "SiteNotFiredError",
     "SiteNotFoundError",
     "Sites",
+    "WithData",
     "ZeroHook",
     "clear_caches",
     "probe",

@@ -24,11 +24,11 @@ def apply(
     arrays: Sequence[Any],
     hook_arrays: Sequence[Any],
     log_arrays: Sequence[Any],
-    data: Sequence[Any] = (),
+    data: tuple[Any, Any] = (None, None),
 ) -> tuple[list[Any], list[Any], Any]:
     """What the hook makes of a value (its arrays, and the structure they are in), and
-    the leaves and structure of what the log makes of that. `data` is for a step
-    hook.
+    the leaves and structure of what the log makes of that. `data` is what hook and log
+    are given for this step and example, if they take such.
 
     **Raises:** `HookShapeError`, `LogValueError`.
     """
@@ -42,7 +42,8 @@ def apply(
     if site.hook is not None:
         hook = site.hook.thaw(hook_arrays)
         try:
-            value = hook(value, data, site.key) if site.takes_data else hook(value)
+            takes_data = site.hook.takes_data
+            value = hook(value, data[0], site) if takes_data else hook(value)
         except HookShapeError as error:
             if site.key in str(error):
                 raise
@@ -55,19 +56,19 @@ def apply(
             what = f"the hook_fn of the site {site.key!r} ({_name(hook)})"
             add_note(error, what, [value], {})
             raise
-        new = _check(site, seen, structure, value)
+        new = checked(site, seen, structure, value)
         pairs = zip(arrays, seen, new, strict=True)
         arrays = [old if y is x else y for old, x, y in pairs]
     if site.log is None:
         return arrays, [], jtu.tree_structure(None)
     log = site.log.thaw(log_arrays)
     try:
-        logged = log(value)
+        logged = log(value, data[1], site) if site.log.takes_data else log(value)
     except Exception as error:
         what = f"the log_fn of the site {site.key!r} ({_name(log)})"
         add_note(error, what, [value], {})
         raise
-    logs, treedef = _log_leaves(site, logged)
+    logs, treedef = log_leaves(site, logged)
     return arrays, logs, treedef
 
 
@@ -77,7 +78,11 @@ def _name(fn: Any) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
+def log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
+    """The arrays of what a log returned, and the structure that they are in.
+
+    **Raises:** `LogValueError` for what isn't an array.
+    """
     leaves, treedef = jtu.tree_flatten(logged)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
@@ -97,7 +102,7 @@ def _log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
     return leaves, treedef
 
 
-def difference(
+def _difference(
     old: Sequence[Any], structure: Any, value: Any
 ) -> tuple[str, str, str] | None:
     """How a value is unlike the one with these arrays and this structure: in what, and
@@ -122,9 +127,12 @@ _INSTEAD = {
 }
 
 
-def _check(site: Site, old: Sequence[Any], structure: Any, value: Any) -> list[Any]:
-    """The leaves of what a hook returned, which must be like those it was given."""
-    found = difference(old, structure, value)
+def checked(site: Site, old: Sequence[Any], structure: Any, value: Any) -> list[Any]:
+    """The leaves of what a hook returned, which must be like those it was given.
+
+    **Raises:** `HookShapeError` if they aren't.
+    """
+    found = _difference(old, structure, value)
     if found is not None:
         kind, expected, got = found
         what = "cotangent" if site.backward else "value"

@@ -80,7 +80,7 @@ def _is_differentiable(x: object) -> bool:
 def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     hook_arrays, log_arrays = _arrays(site, site.hook), _arrays(site, site.log)
     collector: Any = listener_at(site.depth)
-    data = _data(collector, site, arrays, hook_arrays)
+    data, _ = _data(collector, site, arrays, hook_arrays, log_arrays)
     arrays, logs, treedef = apply(
         site, structure, arrays, hook_arrays, log_arrays, data
     )
@@ -105,14 +105,35 @@ def _arrays(site: Site, frozen: Frozen | None) -> Sequence[Any]:
 
 
 def _data(
-    collector: Collector, site: Site, arrays: Sequence[Any], hook_arrays: Any
-) -> Sequence[Any]:
-    """What a step hook is given for this call, step and example."""
-    if not site.takes_data or site.hook is None:
-        return ()
-    local: Any = site.hook.thaw(hook_arrays)
-    shapes = tuple(local.data_shapes([_shape(x) for x in arrays]))
-    return _ask(collector, arrays, DataAsk(site, shapes, varying=_varying(arrays)))
+    collector: Collector, site: Site, arrays: Sequence[Any], *own: Sequence[Any]
+) -> tuple[tuple[Any, Any], tuple[bool, ...]]:
+    """What hook and log are given for this call, step and example, and which of its
+    arrays have batch axes.
+    """
+    per_example: list[bool] = []
+
+    def of(frozen: Frozen | None, own: Sequence[Any]) -> Any:
+        if frozen is None or not frozen.takes_data:
+            return None
+        local: Any = frozen.thaw(own)
+        value = tuple(_shape(x) for x in arrays)
+        wanted, treedef = jtu.tree_flatten(local.wants(value, site))
+        if not wanted:
+            return treedef.unflatten(())
+        batched = tuple(datum.per_example for datum in wanted)
+        per_example.extend(batched)
+        info = DataAsk(
+            site,
+            tuple(datum.shape for datum in wanted),
+            varying=_varying(arrays),
+            fn=frozen.name,
+            per_example=batched,
+            treedef=treedef,
+            value=value,
+        )
+        return treedef.unflatten(_ask(collector, arrays, info))
+
+    return (of(site.hook, own[0]), of(site.log, own[1])), tuple(per_example)
 
 
 def _varying(arrays: Sequence[Any]) -> frozenset[str]:
@@ -143,9 +164,10 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     collector: Any = listener_at(site.depth)
     if collector.scope.discards:
         return arrays
-    data: Sequence[Any] = ()
-    if site.takes_data:
-        data = _data(collector, site, arrays, _arrays(site, site.hook))
+    data, per_example = (None, None), ()
+    if any(fn is not None and fn.takes_data for fn in (site.hook, site.log)):
+        own = _arrays(site, site.hook), _arrays(site, site.log)
+        data, per_example = _data(collector, site, arrays, *own)
     logged = _logged(site, structure, arrays, data)
     info = BufferAsk(
         site,
@@ -161,14 +183,14 @@ def _backward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
     unique = list({id(x): x for x in arrays}.values())
     order = [id(x) for x in unique]
     places = tuple(order.index(id(x)) for x in arrays)
-    marked = mark(
-        unique, [*buffers, *data], Mark(site, structure, places, len(buffers))
-    )
+    given, data_structure = jtu.tree_flatten(data)
+    info = Mark(site, structure, places, len(buffers), data_structure, per_example)
+    marked = mark(unique, [*buffers, *given], info)
     return [marked[i] for i in places]
 
 
 def _logged(
-    site: Site, structure: Any, arrays: Sequence[Any], data: Sequence[Any]
+    site: Site, structure: Any, arrays: Sequence[Any], data: tuple[Any, Any]
 ) -> "_Logged":
     """The shapes of what will be logged. Hook and log are tried here, in the forward
     pass, so that errors come as early as they can be known.
@@ -182,7 +204,7 @@ def _logged(
         shapes,
         hook_arrays,
         log_arrays,
-        [_shape(x) for x in data],
+        jtu.tree_map(_shape, data),
     )
 
 

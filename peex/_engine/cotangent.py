@@ -51,6 +51,7 @@ class Pull:
     structure: Any
     places: tuple[int, ...]
     sizes: tuple[int, int, int, int]
+    data: Any
     batches: tuple[Batch, ...]
 
     def split(self, args: Sequence[Any]) -> list[list[Any]]:
@@ -75,7 +76,7 @@ def attach(
     shared = (list(supply(ask)) for ask in info.shared)
     hook_arrays = [] if info.site.hook is None else next(shared)
     log_arrays = [] if info.site.log is None else next(shared)
-    buffers, data = list(others[: info.num_buffers]), list(others[info.num_buffers :])
+    buffers, data = list(others[: info.num_buffers]), others[info.num_buffers :]
     at_places = [values[i] for i in info.places]
     if info.site.only_logs:
         # An explicit sharding of a batch axis may be known only here.
@@ -92,12 +93,13 @@ def attach(
             tied[i] = add_buffer_p.bind(tied[i], buffer)
         return tied
     arrays = [*hook_arrays, *log_arrays]
-    given = (False,) * len(arrays) + (True,) * len(data)
+    given = (False,) * len(arrays) + info.per_example
     pull = Pull(
         info.site,
         info.structure,
         info.places,
         (len(values), len(buffers), len(hook_arrays), len(log_arrays)),
+        info.data,
         tuple(
             Batch(size, name, given)
             for size, name in zip(info.batch, info.names, strict=True)
@@ -123,7 +125,11 @@ def _cotangent_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
 
     def one(cotangents: Any, given: Any) -> tuple[list[Any], list[Any]]:
         at_places = [cotangents[i] for i in pull.places]
-        new, logs, _ = apply(pull.site, pull.structure, at_places, *given)
+        hook_arrays, log_arrays, data = given
+        data = pull.data.unflatten(data)
+        new, logs, _ = apply(
+            pull.site, pull.structure, at_places, hook_arrays, log_arrays, data
+        )
         new = [new[pull.places.index(i)] for i in range(len(cotangents))]
         return new, encode(logs)
 

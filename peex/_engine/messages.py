@@ -114,8 +114,30 @@ class BufferAsk(Ask):
 
 
 @dataclasses.dataclass(frozen=True)
+class Datum:
+    """An array that a step hook wants for one step of one example. One that isn't
+    `per_example` has no batch axes: a `cond` on it stays one under `vmap`, which makes
+    a `select` of both branches of one on a batched value.
+    """
+
+    shape: jax.ShapeDtypeStruct
+    per_example: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class DataAsk(Ask):
-    """Asks for what a step hook is given for one call, step and example."""
+    """Asks for what a step hook (or log) is given for one call, step and example.
+
+    - `fn`: its name.
+    - `per_example`: which of the arrays have batch axes.
+    - `treedef`: the structure that they are in.
+    - `value`: the arrays of the value there.
+    """
+
+    fn: str = ""
+    per_example: tuple[bool, ...] = ()
+    treedef: Any = None
+    value: tuple[jax.ShapeDtypeStruct, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +164,17 @@ class ArraysAsk(Ask):
 class Mark:
     """What is known of a value whose cotangent is wanted: the pytree that it is and
     which of the marked arrays is at each of its places (one may be at several), how
-    many of the arrays that go with it are buffers (the others are data of the hook),
-    and the sizes and names of the batch axes that it has gained, outermost first.
+    many of the arrays that go with it are buffers (the others are the data of hook and
+    log: which structure they are in, and which of them have batch axes), and the sizes
+    and names of the batch axes that it has gained, outermost first.
     """
 
     site: Site
     structure: Any
     places: tuple[int, ...]
     num_buffers: int
+    data: Any
+    per_example: tuple[bool, ...]
     batch: tuple[Any, ...] = ()
     names: tuple[Any, ...] = ()
 

@@ -20,9 +20,11 @@ class Numbering:
         new._seen = dict(self._seen)
         return new
 
-    def next(self, site: Site) -> int:
-        """How many calls of the site there were before this one."""
-        name = site.key, site.call, site.alias
+    def next(self, site: Site, fn: str = "") -> int:
+        """How many calls of the site there were before this one; as it is told to its
+        hook or log of this name, if that is who asks.
+        """
+        name = site.key, site.call, site.alias, fn
         n = self._seen[name] = self._seen.get(name, -1) + 1
         return n
 

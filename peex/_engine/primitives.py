@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from .. import _compat
 from .._errors import SiteLostError
 from .active_calls import SitePrimitive
-from .messages import ArraysAsk, Ask, Mark, Tap
+from .messages import ArraysAsk, Ask, DataAsk, Mark, Tap
 from .site import Site
 
 
@@ -45,7 +45,7 @@ def ask(anchors: Sequence[Any], info: Ask) -> list[Any]:
 
 
 def mark(values: Sequence[Any], others: Sequence[Any], info: Mark) -> list[Any]:
-    """Marks `values`; `others` are the buffers, and the data of a step hook."""
+    """Marks `values`; `others` are the buffers, and the data of hook and log."""
     return mark_p.bind(*values, *others, info=info, num_values=len(values))
 
 
@@ -124,7 +124,12 @@ def _mark_batch(
     info, num_values = params["info"], params["num_values"]
     if all(d is None for d in dims):
         return mark(args[:num_values], args[num_values:], info), [None] * num_values
-    args = [to_axis(x, d, 0, axis.size) for x, d in zip(args, dims, strict=True)]
+    first = num_values + info.num_buffers
+    per_example = (*(True for _ in args[:first]), *info.per_example)
+    args = [
+        to_axis(x, d, 0, axis.size) if each else x
+        for x, d, each in zip(args, dims, per_example, strict=True)
+    ]
     info = dataclasses.replace(
         info, batch=(axis.size, *info.batch), names=(axis.name, *info.names)
     )
@@ -138,12 +143,16 @@ def _ask_batch(
         return ask(args, info), [None] * len(info.shapes)
     where = info.axes.batch_place
     mesh_axis = axis.explicit_mesh_axis
+    batched = (True,) * len(info.shapes)
+    if isinstance(info, DataAsk):
+        batched = info.per_example
     shapes = tuple(
-        _compat.with_axis(s, where, axis.size, mesh_axis) for s in info.shapes
+        _compat.with_axis(s, where, axis.size, mesh_axis) if each else s
+        for s, each in zip(info.shapes, batched, strict=True)
     )
     axes = info.axes.with_batch(axis.size)
     info = dataclasses.replace(info, shapes=shapes, axes=axes)
-    return ask(args, info), [where] * len(shapes)
+    return ask(args, info), [where if each else None for each in batched]
 
 
 def _passing_jvp(primitive: Any) -> Callable[..., tuple[list[Any], list[Any]]]:

@@ -170,6 +170,5 @@ def excuse(params: dict[str, Any]) -> None:
 
 def refuse_asks(site: Site) -> None:
     """Refuses a site in a derivative rule whose hook or log asks for something."""
-    fns = (site.hook, site.log)
-    if site.backward or site.takes_data or any(fn and fn.shapes for fn in fns):
+    if site.backward or site.takes:
         lost(site, IN_RULE)

@@ -22,7 +22,9 @@ class Frozen:
     """A callable pytree (a hook, a log) without its arrays.
 
     The arrays travel apart, so that they can be traced, differentiated and changed
-    without compiling anew; `thaw` puts the two together again.
+    without compiling anew; `thaw` puts the two together again. `is_identity` says that
+    it is a log of the value itself, `takes_data` that it is called with data for each
+    step and example.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Frozen:
     static: tuple[Any, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     is_identity: bool
+    takes_data: bool
 
     def __hash__(self) -> int:
         # Not of the leaves: those needn't be hashable.
@@ -52,16 +55,17 @@ _array = _Array()
 
 
 def freeze(
-    name: str, fn: Callable[..., Any], is_identity: bool = False
+    name: str,
+    fn: Callable[..., Any],
+    is_identity: bool = False,
+    takes_data: bool = False,
 ) -> tuple[Frozen, list[Any]]:
-    """Splits a callable into its static part and its arrays. `is_identity` says that it
-    is a log of the value itself.
-    """
+    """Splits a callable into its static part and its arrays."""
     leaves, treedef = jtu.tree_flatten(fn)
     arrays = [x for x in leaves if not _is_static(x)]
     static = tuple(x if _is_static(x) else _array for x in leaves)
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for x in arrays)
-    return Frozen(name, treedef, static, shapes, is_identity), arrays
+    return Frozen(name, treedef, static, shapes, is_identity, takes_data), arrays
 
 
 def _dtype(x: Any) -> Any:
@@ -110,7 +114,6 @@ class Site:
     - `backward`: whether hook and log act on the cotangent.
     - `side`: which value of the call it sees.
     - `hook`, `log`: what acts, `None` for nothing.
-    - `takes_data`: whether the hook takes data for each step and example.
     - `asked`: whether `where` asks for it by name.
     - `while_buffer`: how many of the last iterations of a while loop are logged; `None`
         for the last alone, without an axis.
@@ -129,7 +132,6 @@ class Site:
     side: Side
     hook: Frozen | None
     log: Frozen | None
-    takes_data: bool
     asked: bool
     while_buffer: int | None
     inside: tuple[str, int | None] | None = None
@@ -145,6 +147,12 @@ class Site:
     def only_logs(self) -> bool:
         """Whether all it does is to log the value (or cotangent) itself."""
         return self.hook is None and self.log is not None and self.log.is_identity
+
+    @ft.cached_property
+    def takes(self) -> bool:
+        """Whether hook or log take something from the collector."""
+        fns = [fn for fn in (self.hook, self.log) if fn is not None]
+        return any(fn.shapes or fn.takes_data for fn in fns)
 
     @ft.cached_property
     def pre(self) -> bool:

@@ -16,8 +16,6 @@ import jax.tree_util as jtu
 from jaxtyping import ArrayLike, PyTree
 
 from .._errors import HookShapeError
-from .callables import refuse_class
-from .step_hooks import AbstractStepHook
 
 
 class AbstractHook(eqx.Module):
@@ -146,59 +144,3 @@ class ZeroHook(AbstractHook):
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return _per_array(jnp.zeros_like, value)
-
-
-class Chain(AbstractHook):
-    """Applies several hooks, one after the other: `Chain(f, g)` is `x -> g(f(x))`.
-
-    Arrays in the hooks are leaves of the wrapper, as those of a single hook are.
-
-    !!! Example
-
-        ```python
-        import equinox as eqx
-        import jax
-        import jax.numpy as jnp
-        import peex as px
-
-        linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-        steer = px.Chain(px.AddHook(jnp.ones(2)), jax.nn.relu)
-        out, _ = px.ForwardHook(linear, hook_fn=steer)(jnp.ones(2))
-        # relu(linear(x) + 1)
-        ```
-    """
-
-    hooks: tuple[Any, ...]
-
-    def __init__(self, *hooks: Any):
-        """**Arguments:**
-
-        - `hooks`: an [`peex.AbstractHook`][], any callable, or `None` for nothing, in
-            the order in which they act.
-
-        **Raises:**
-
-        `TypeError` for what can't be called, and for [`peex.AtStep`][] and
-        [`peex.PatchHook`][], which act at the top of a call too.
-        """
-        for i, hook in enumerate(hooks):
-            refuse_class(f"Hook {i} of a Chain", hook)
-            if isinstance(hook, AbstractStepHook):
-                name = type(hook).__name__
-                raise TypeError(
-                    f"Hook {i} of a Chain, {name}, has data for each step and example, "
-                    "and can't be part of one. Nest two wrappers, `px.ForwardHook("
-                    f"px.ForwardHook(model, first), {name.lower()})`; or put the chain "
-                    "into it, `px.AtStep(px.Chain(first, second), steps)`."
-                )
-            if hook is not None and not callable(hook):
-                raise TypeError(
-                    f"Hook {i} of a Chain is {hook!r}, which can't be called. Write "
-                    "`px.Chain(px.ScaleHook(2.0), jax.nn.relu)`."
-                )
-        self.hooks = hooks
-
-    def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        for hook in self.hooks:
-            value = value if hook is None else hook(value)
-        return value

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Int, PyTree
 
-from .._engine.messages import Axes
-from .step_hooks import AbstractLocal, AbstractStepHook
+from .._engine.messages import Datum
+from .._engine.site import Site
+from .step_hooks import AbstractLocal, AbstractStepHook, SiteCall
 
 
 class SiteIndex(eqx.Module):
@@ -63,9 +64,8 @@ class AbstractIndexedHook(AbstractStepHook):
         ```
 
     As other hooks with data for each step, it can't act in a `while` loop, whose steps
-    aren't known before it runs ([`peex.SiteLostError`][]), nor be part of a
-    [`peex.Chain`][]; [`peex.AtStep`][] takes it. A `vmap` around the wrapper isn't
-    seen: what acts differently at its examples needs it inside, as in
+    aren't known before it runs ([`peex.SiteLostError`][]). A `vmap` around the wrapper
+    isn't seen: what acts differently at its examples needs it inside, as in
     `px.ForwardHook(eqx.filter_vmap(model), hook)`.
     """
 
@@ -85,14 +85,13 @@ class AbstractIndexedHook(AbstractStepHook):
     def local_half(self) -> AbstractLocal:
         return _Local(self)
 
-    def data_of_call(
-        self, key: str, call: int, shapes: Sequence[jax.ShapeDtypeStruct], axes: Axes
-    ) -> list[Int[Array, "..."]]:
-        index, start = [jnp.full(axes.shape, call, jnp.int32)], 0
+    def data_of_call(self, call: SiteCall, wanted: Any) -> Int[Array, "..."]:
+        axes = call.axes
+        index, start = [jnp.full(axes.shape, call.number, jnp.int32)], 0
         for sizes in (axes.devices, axes.steps, axes.batch):
             index.append(_counted(sizes, start, axes.shape))
             start += len(sizes)
-        return [jnp.stack(index, axis=-1)]
+        return jnp.stack(index, axis=-1)
 
 
 def _counted(sizes: Sequence[Any], start: int, shape: Sequence[Any]) -> Array:
@@ -107,13 +106,9 @@ def _counted(sizes: Sequence[Any], start: int, shape: Sequence[Any]) -> Array:
 class _Local(AbstractLocal):
     hook: AbstractIndexedHook
 
-    def data_shapes(
-        self, arrays: Sequence[jax.ShapeDtypeStruct]
-    ) -> list[jax.ShapeDtypeStruct]:
-        return [jax.ShapeDtypeStruct((4,), jnp.dtype(jnp.int32))]
+    def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
+        return Datum(jax.ShapeDtypeStruct((4,), jnp.dtype(jnp.int32)))
 
-    def __call__(
-        self, value: PyTree[Array], data: Sequence[Array], key: str
-    ) -> PyTree[Array]:
-        call, device, step, example = data[0]
-        return self.hook(value, at=SiteIndex(key, call, step, example, device))
+    def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Array]:
+        call, device, step, example = data
+        return self.hook(value, at=SiteIndex(site.key, call, step, example, device))

@@ -131,7 +131,8 @@ def _is_spoken_to(
         )
     if mine is None:
         return False  # in a derivative rule: the function that it is of is heard
-    if site.hook is not None and (site.hook.shapes or site.takes_data):
+    hook = site.hook
+    if hook is not None and (hook.shapes or hook.takes_data):
         lost(
             site,
             "it ran after the hooked call had ended (in a derivative rule or a "

@@ -154,7 +154,6 @@ def _site(
         side=Side.INPUT if chosen is not None and chosen.is_input else Side.OUTPUT,
         hook=None,
         log=log,
-        takes_data=False,
         asked=True,
         while_buffer=None,
         inside=inside,

@@ -21,6 +21,10 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
     received, groups = collector.received, collector.groups
     if plan.default and not received:
         _none_ran(plan, collector)
+    for hook in collector.step_hooks.values():
+        for pattern in hook.patterns:
+            if pattern not in collector.matched:
+                _never_matched(pattern, collector)
     if not (plan.asked or plan.acting or plan.probed):
         return
     probes, most = collector.probes.met, _most_calls(collector)
@@ -54,6 +58,15 @@ def check_ran(plan: Plan, collector: HookCollector) -> None:
                 "operation or a function inside of a module has to be named in `where` "
                 "too."
             )
+
+
+def _never_matched(pattern: str, collector: HookCollector) -> NoReturn:
+    raise SiteNotFiredError(
+        f"The pattern {pattern!r} of the mask of an At chose nothing that ran in this "
+        f"call (the first pattern that matches does). Sites that ran: "
+        f"{nearest(pattern, sorted(collector.received))}; the second call of one is "
+        "'cell#1'."
+    )
 
 
 _LAZY = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map)

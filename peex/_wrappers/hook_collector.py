@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
+import jax.tree_util as jtu
 
 from .. import _compat
 from .._engine.active_calls import next_depth
 from .._engine.collector import Collector
-from .._engine.messages import ArraysAsk, Ask
+from .._engine.messages import ArraysAsk, Ask, DataAsk
 from .._engine.numbering import Numbering
 from .._engine.scope import Scope
 from .._engine.site import freeze, Frozen, Site
-from .._engine.values import zeros
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._hooks.step_hooks import AbstractStepHook, OnlyIf
+from .._hooks.only_if import InOneCall
+from .._hooks.step_hooks import AbstractStepHook, nothing, SiteCall
 from .plan import by_name
 
 
@@ -23,31 +24,43 @@ class HookCollector(Collector):
     """Collects for a wrapper, and answers with what its hooks hold.
 
     - `frozen`: the hooks and logs by name, without their arrays.
+    - `step_hooks`: those that take data for each step and example.
+    - `matched`: the patterns of their masks that have chosen a call.
     """
 
-    state = (*Collector.state, "_number")
+    state = (*Collector.state, "_number", "matched")
 
     def __init__(self, hook_fn: Any, log_fn: Any):
         super().__init__(Scope(next_depth()))
         self.fns = {"hook_fn": hook_fn, "log_fn": log_fn}
         self.frozen: dict[str, Frozen] = {}
         self.step_hooks: dict[str, AbstractStepHook] = {}
+        self.matched: set[str] = set()
+        self._hooks: dict[str, Any] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._number = Numbering()
-        for name, fn in [*by_name("hook_fn", hook_fn), *by_name("log_fn", log_fn)]:
-            if isinstance(fn, AbstractStepHook):
-                self.step_hooks[name] = fn
-                fn = fn.local_half
+        for name, fn in by_name("hook_fn", hook_fn):
             if type(fn) is not IdentityHook:
-                is_log = type(fn) is IdentityLog
-                self.frozen[name], self._arrays[name] = freeze(name, fn, is_log)
+                self._hooks[name] = fn
+                half = fn.local_half if isinstance(fn, AbstractStepHook) else fn
+                self._freeze(name, fn, half)
+        for name, fn in by_name("log_fn", log_fn):
+            half = fn.log_half if isinstance(fn, AbstractStepHook) else fn
+            self._freeze(name, fn, half)
+
+    def _freeze(self, name: str, fn: Any, half: Any) -> None:
+        takes_data = isinstance(fn, AbstractStepHook)
+        if takes_data:
+            self.step_hooks[name] = fn
+        frozen = freeze(name, half, type(half) is IdentityLog, takes_data)
+        self.frozen[name], self._arrays[name] = frozen
 
     def of_one_call(self, name: str) -> Frozen:
         """A hook that acts in one call of its module only."""
         short = f"{name}, in one call"
         if short not in self._arrays:
-            hook = self.frozen[name].thaw(self._arrays[name])
-            self.frozen[short], self._arrays[short] = freeze(short, OnlyIf(hook))
+            hook = InOneCall(self._hooks[name])
+            self._freeze(short, hook, hook.local_half)
         return self.frozen[short]
 
     @property
@@ -58,24 +71,21 @@ class HookCollector(Collector):
     def supply(self, info: Ask) -> Sequence[Any]:
         if isinstance(info, ArraysAsk):
             return self._arrays[info.fn]
+        assert isinstance(info, DataAsk)
         site = info.site
         self.received.add(site.key)
-        assert site.hook is not None
-        call = self._number.next(site)
-        shapes = info.shapes
-        data: list[Any] = []
-        name = site.hook.name
-        if site.call is not None:
-            name = name.removesuffix(", in one call")
-            acts = jnp.full(shapes[0].shape, site.is_of(call))
-            data, shapes = [acts], shapes[1:]
-        if name in self.step_hooks and site.is_of(call):
-            key = site.numbered(call)
-            hook = self.step_hooks[name]
-            data += hook.data_of_call(key, call, shapes, info.axes)
-        else:
-            data += [zeros(s) for s in shapes]
+        number = self._number.next(site, info.fn)
+        wanted = info.treedef.unflatten(info.shapes)
+        data = jtu.tree_map(nothing, wanted)
+        if site.is_of(number):
+            front = info.axes.shape
+            logged = tuple(
+                jax.ShapeDtypeStruct((*front, *s.shape), s.dtype) for s in info.value
+            )
+            key = site.numbered(number)
+            call = SiteCall(key, number, info.axes, logged, logged, self.matched)
+            data = self.step_hooks[info.fn].data_of_call(call, wanted)
         # Of an explicit sharding, too.
-        pairs = zip(data, info.shapes, strict=True)
+        pairs = zip(jtu.tree_leaves(data), info.shapes, strict=True)
         data = [_compat.typed_as(x, shape) for x, shape in pairs]
         return _compat.as_varying(data, info.varying)

@@ -52,8 +52,6 @@ class SiteMaker:
             side=Side.INPUT if chosen is not None and chosen.is_input else plan.side,
             hook=acting,
             log=collector.frozen.get(log) if log else None,
-            takes_data=acting is not None
-            and (call is not None or hook in collector.step_hooks),
             asked=bool(plan.asked),
             while_buffer=plan.while_buffer,
             inside=inside,

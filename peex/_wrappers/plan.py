@@ -172,6 +172,8 @@ def by_name(what: str, fn: Any) -> list[tuple[str, Any]]:
                 f"`{name}` is a callable, None, or a dict from patterns to these; got "
                 f"{one!r}."
             )
+        if what == "log_fn" and isinstance(one, AbstractStepHook):
+            _ = one.log_half  # raises for what is no log
     return [(name, one) for name, one in fns.items() if one is not None]
 
 

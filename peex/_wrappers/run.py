@@ -105,7 +105,6 @@ def _instrumented(known: Structured, make: SiteMaker) -> Any:
         collector.direct,
         make.backward,
         tuple(collector.frozen.items()),
-        frozenset(collector.step_hooks),
     )
 
     def sites() -> Any:

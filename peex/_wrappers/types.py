@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # For all sites, or by pattern; `None` is nothing.
     OneHook = Callable[[Any], Any] | AbstractStepHook
     Hook = OneHook | Mapping[str, OneHook | None] | None
-    LogFn = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any] | None] | None
+    LogFn = OneHook | Mapping[str, OneHook | None] | None
     Pattern = str | type[eqx.Module]
     Patterns = Sequence[Pattern] | Set[Pattern]
     # As a dict, from names of one's own.

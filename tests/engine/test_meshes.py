@@ -7,6 +7,7 @@ import functools as ft
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from closeness import assert_close
 from jax import lax
@@ -145,16 +146,34 @@ LIN = linear(2, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("how", "mask", "check_vma"), pairs(INSIDE, [None, True], [False, True])
+    ("how", "masked", "check_vma"), pairs(INSIDE, [False, True], [False, True])
 )
-def test_a_patch_in_a_shard_map(how, mask, check_vma):
+def test_a_patch_in_a_shard_map(how, masked, check_vma):
     run = lambda m, xs: spread(lambda x: INSIDE[how](m, x), check_vma)(xs)
     _, source = px.ForwardHook(LIN, method=run)(XS + 1)
-    patched = px.ForwardHook(LIN, px.PatchHook(source, mask), method=run)
+    patch = px.PatchHook(source)
+    patch = px.At(patch, jnp.array(True)) if masked else patch
+    patched = px.ForwardHook(LIN, patch, method=run)
     out, log = patched(XS)
     expected = jax.vmap(lambda v, x: v * x)(jax.vmap(LIN)(XS + 1), XS)
     close(out, expected if how == "call" else run(LIN, XS + 1))
     close(dict(log), dict(source))
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("how", ["call", "scan", "vmap of scan"])
+def test_a_mask_over_devices(how, check_vma):
+    run = lambda m, xs: spread(lambda x: INSIDE[how](m, x), check_vma)(xs)
+    _, plain = px.ForwardHook(LIN, method=run)(XS)
+    mask = (jnp.arange(4) == 2).reshape(4, *(1,) * (plain["."].ndim - 1))
+    hooked = px.ForwardHook(LIN, px.At(px.ZeroHook(), mask), method=run)
+    for call in (lambda f: f, eqx.filter_jit):
+        _, log = call(hooked)(XS)
+        expected = plain["."] if how == "call" else None
+        zero = np.all(np.asarray(log["."]) == 0, axis=tuple(range(1, log["."].ndim)))
+        np.testing.assert_array_equal(zero, [False, False, True, False])
+        if expected is not None:
+            close(log["."], jnp.where(mask, 0, expected))
 
 
 @pytest.mark.parametrize("how", INSIDE)

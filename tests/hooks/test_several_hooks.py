@@ -65,10 +65,8 @@ def test_a_chain_in_at_step():
 
 
 def test_what_a_chain_refuses():
-    with pytest.raises(TypeError, match="Hook 1 of a Chain, AtStep, has data"):
-        px.Chain(px.ZeroHook(), px.AtStep(px.ZeroHook(), 0))
-    with pytest.raises(TypeError, match=r"Nest two wrappers, `px.ForwardHook\(px"):
-        px.Chain(px.PatchHook(px.Log()))
+    with pytest.raises(TypeError, match="Hook 1 of a Chain is the class ZeroHook"):
+        px.Chain(px.ZeroHook(), px.ZeroHook)
     with pytest.raises(TypeError, match="Hook 0 of a Chain is 2.0, which can't be"):
         px.Chain(2.0)
 

@@ -161,7 +161,7 @@ def test_patching_from_another_run_per_step_and_example():
     source, target = jr.normal(jr.key(0), (2, 4, 3))
     _, log = px.ForwardHook(LIN, method=model)(source)
     mask = jnp.zeros((5, 4, 1), bool).at[2, 1].set(True)
-    hooked = px.ForwardHook(LIN, px.PatchHook(log, mask), method=model)
+    hooked = px.ForwardHook(LIN, px.At(px.PatchHook(log), mask), method=model)
     _, patched = eqx.filter_jit(hooked)(target)
     for j, x in enumerate(target):
         act = lambda i, v, j=j: log["."][2, 1] if (i, j) == (2, 1) else v
@@ -196,8 +196,19 @@ def test_a_patch_that_does_not_fit_is_an_error():
     with pytest.raises(px.LogShapeError, match=r"is float32\[2, 4\].*float32\[4\]"):
         batched(jnp.ones((2, 3)))
     assert hooked(X)[0].shape == (3,)
-    hooked = px.ForwardHook(mlp, px.PatchHook(log, jnp.ones(7, bool)), where="linear1")
-    with pytest.raises(px.LogShapeError, match=r"mask .*\(7,\), doesn't broadcast"):
+    with pytest.raises(TypeError, match="PatchHook was given a .*, which isn't a log"):
+        px.PatchHook(X)
+
+
+def test_a_patch_of_another_float_dtype_is_cast():
+    mlp = MLP(3, 4, 3, key=jr.key(0))
+    source = {"linear1": jnp.arange(4, dtype=jnp.bfloat16)}
+    hooked = px.ForwardHook(mlp, px.PatchHook(source), where="linear1")
+    assert_close(hooked(X)[1]["linear1"], jnp.arange(4.0))
+    hooked = px.ForwardHook(
+        mlp, px.PatchHook({"linear1": jnp.arange(4)}), where="linear1"
+    )
+    with pytest.raises(px.LogShapeError, match=r"value is float32\[4\], the source"):
         hooked(X)
 
 
@@ -306,8 +317,8 @@ def test_random_keys_are_patched():
     wrap = ft.partial(px.ForwardHook, dropout, pre_hook=True, with_kwargs=True)
     _, source = wrap()(x, key=jax.random.key(1))
     expected = dropout(x, key=jax.random.key(1))
-    for mask in (None, True):
-        out, _ = wrap(px.PatchHook(source, mask))(x, key=jax.random.key(2))
+    for patch in (px.PatchHook(source), px.At(px.PatchHook(source), jnp.array(True))):
+        out, _ = wrap(patch)(x, key=jax.random.key(2))
         np.testing.assert_array_equal(out, expected)
     run = lambda m, x, key: jax.lax.scan(
         lambda x, _: (m(x, key=key), None), x, length=2

@@ -128,7 +128,7 @@ def test_hooks_logs_and_patches_go_by_the_names():
 
     _, source = px.ForwardHook(MODEL, where={"first": "linear1"})(X)
     patched = px.ForwardHook(
-        MODEL, px.PatchHook(source, mask={"first": None}), where={"first": "linear1"}
+        MODEL, px.At(px.PatchHook(source), {"first": None}), where={"first": "linear1"}
     )
     assert_close(patched(0 * X)[0], MODEL(X))
 

@@ -275,7 +275,7 @@ def test_a_model_in_which_no_module_is_to_be_seen(name):
 
 
 #
-# Masks of patches.
+# Masks by pattern.
 #
 
 
@@ -286,13 +286,9 @@ def test_masks_by_pattern():
     for masks, at in (
         ({"l#1": mask}, {"l#1": mask}),
         ({"other": mask, "l": None}, {"l": 1, "l#1": 1, "l#2": 1, "other": mask}),
-        ({"z*": None} | {"**": mask}, None),
+        ({"l#1": True, "l": mask}, {"l": mask, "l#1": 1, "l#2": mask}),
     ):
-        if at is None:
-            with pytest.raises(px.SiteNotFoundError, match=r"'z\*' of the `mask`"):
-                px.PatchHook(log, mask=masks)
-            continue
-        hook = px.PatchHook(log, mask=masks)
+        hook = px.At(px.PatchHook(log), masks)
         for wrap in (lambda f: f, eqx.filter_jit):
             _, found = wrap(px.ForwardHook(model, hook))(-X)
             where = lambda i, y, at=at: jnp.where(
@@ -306,11 +302,12 @@ def test_masks_by_pattern():
                 assert_close(got, value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mask", [2, "l", [True, False], jnp.ones(3), {"l": 1.0}])
-def test_masks_are_booleans(mask):
-    _, log = px.ForwardHook(linear(3, 3, 0))(X)
-    with pytest.raises(TypeError, match="mask of a PatchHook is an array of booleans"):
-        px.PatchHook(log, mask=mask)
+def test_a_pattern_of_a_mask_that_chooses_nothing():
+    model = Reused(*layers(2))
+    for masks, name in (({"z*": True}, r"'z\*'"), ({"l": True, "l#1": True}, "'l#1'")):
+        hook = px.Chain(px.At(px.ZeroHook(), masks))
+        with pytest.raises(px.SiteNotFiredError, match=f"pattern {name} of the mask"):
+            px.ForwardHook(model, hook)(X)
 
 
 #

@@ -1,0 +1,96 @@
+"""Masks over what is logged: which shapes they may have, and where they hold."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Bool
+
+from .._errors import LogShapeError
+from .._sites.patterns import key_matches
+
+
+if TYPE_CHECKING:
+    OneMask = bool | Bool[Any, "..."]
+    Mask = OneMask | Mapping[str, OneMask | None]
+else:
+    # Checked by peex itself, whose errors say what to write instead.
+    Mask = Any
+
+
+def is_mask(mask: Any) -> bool:
+    """Whether it is a bool or an array of these."""
+    return isinstance(mask, bool) or getattr(mask, "dtype", None) == bool
+
+
+def matches(pattern: str, key: str) -> bool:
+    """Whether a pattern chooses a call, from its key in a log."""
+    return key_matches(pattern, key, _suffix(key))
+
+
+def may_match(pattern: str, key: str) -> bool:
+    """Whether a pattern may choose one of the calls of a site, from the key of all."""
+    return matches(re.sub(r"#\d+", "", pattern), key)
+
+
+def _suffix(key: str) -> str:
+    """What a key has behind that of a module, if it is of a value inside."""
+    return key[key.index("/") :] if "/" in key else ""
+
+
+def fitted(key: str, mask: Any, logged: jax.ShapeDtypeStruct) -> Bool[Any, "..."]:
+    """A mask with as many axes as what is logged, each as long or of size 1.
+
+    **Raises:** `LogShapeError` if it doesn't broadcast to that; or if it has fewer
+    axes, and it can't be known which these are.
+    """
+    mask = np.asarray(mask) if isinstance(mask, bool) else mask
+    shape, whole = tuple(mask.shape), tuple(logged.shape)
+    missing = len(whole) - len(shape)
+    fits = lambda of: all(
+        n in (1, m) for n, m in zip(shape, of, strict=False) if type(m) is int
+    )
+    shown = f"{logged.dtype}{list(whole)}"
+    if missing < 0 or not fits(whole[missing:]):
+        last = f"mask.reshape({shape + (1,) * missing})"
+        hint = f" For its first axes, write `{last}`." if missing > 0 else ""
+        raise LogShapeError(
+            f"The mask for the site {key!r}, of shape {shape}, doesn't broadcast "
+            f"against what is logged there, {shown} (device, step and batch axes in "
+            f"front).{hint}"
+        )
+    if missing and any(n != 1 for n in shape) and fits(whole):
+        raise LogShapeError(
+            f"The mask for the site {key!r}, of shape {shape}, may be of the first or "
+            f"of the last axes of what is logged there, {shown}. Give it an axis for "
+            f"each of these: `mask.reshape({shape + (1,) * missing})` or "
+            f"`mask.reshape({(1,) * missing + shape})`."
+        )
+    return mask.reshape((1,) * missing + shape)
+
+
+def holds_somewhere(masks: Sequence[Any], num_axes: int, shape: Sequence[int]) -> Any:
+    """Whether any of these masks holds anywhere, for each place of their first axes,
+    which are of this shape.
+    """
+    holds: Any = np.zeros((1,) * num_axes, bool)
+    for mask in masks:
+        holds = holds | mask.any(axis=tuple(range(num_axes, mask.ndim)))
+    return broadcast(holds, shape)
+
+
+def broadcast(mask: Any, shape: Sequence[Any]) -> Any:
+    """A mask of this shape; NumPy's stays one, whose values are known while tracing."""
+    of_numpy = isinstance(mask, np.ndarray | np.generic)
+    symbolic = any(type(n) is not int for n in shape)
+    lib = np if of_numpy and not symbolic else jnp
+    return lib.broadcast_to(mask, tuple(shape))
+
+
+def is_known(flag: Any) -> bool:
+    """Whether the value of a flag is known while this is traced."""
+    return not isinstance(flag, Tracer)

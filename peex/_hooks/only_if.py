@@ -1,0 +1,126 @@
+"""Hooks and logs that aren't run where they don't act: that is a `cond` on one bool for
+each step of the loops around a site, without batch axes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from .._engine.apply import checked, log_leaves
+from .._engine.messages import Datum
+from .._engine.site import Site
+from .._engine.values import zeros
+from .callables import refuse_class
+from .masks import broadcast, is_known
+from .step_hooks import (
+    AbstractLocal,
+    AbstractStepHook,
+    data_for,
+    local_of,
+    patterns_of,
+    SiteCall,
+)
+
+
+_FLAG = jax.ShapeDtypeStruct((), jnp.dtype(bool))
+
+
+class OnlyIf(AbstractLocal):
+    """A hook that is run where the first of its data says so."""
+
+    hook: AbstractLocal
+
+    def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
+        return Datum(_FLAG, per_example=False), self.hook.wants(value, site)
+
+    def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
+        acts, inner = data
+        leaves, structure = jtu.tree_flatten(value)
+
+        def act(leaves: list[Any]) -> list[Any]:
+            new = self.hook(structure.unflatten(leaves), inner, site)
+            return checked(site, leaves, structure, new)
+
+        if is_known(acts):
+            return structure.unflatten(act(leaves)) if acts else value
+        return structure.unflatten(lax.cond(acts, act, lambda xs: xs, leaves))
+
+
+class LogIf(AbstractLocal):
+    """A log that is run where the first of its data says so; elsewhere, zeros."""
+
+    hook: Any
+    masked: bool = eqx.field(static=True)
+
+    def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
+        flag = Datum(_FLAG, per_example=False)
+        return (flag, ((Datum(_FLAG),), ())) if self.masked else (flag, ())
+
+    def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
+        acts, inner = data
+        structure = None
+
+        def log(value: Any) -> list[Any]:
+            nonlocal structure
+            leaves, structure = log_leaves(site, self.hook(value))
+            return leaves
+
+        def none(value: Any) -> list[Any]:
+            return [zeros(x) for x in jax.eval_shape(log, value)]
+
+        if is_known(acts):
+            logged = log(value) if acts else none(value)
+        else:
+            logged = lax.cond(acts, log, none, value)
+        if self.masked:
+            ((chosen,), _) = inner
+            logged = [jnp.where(chosen, x, zeros(jax.typeof(x))) for x in logged]
+        assert structure is not None
+        return structure.unflatten(logged)
+
+
+class AbstractSomewhere(AbstractStepHook):
+    """What acts at some places only."""
+
+    hook: eqx.AbstractVar[Any]
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return patterns_of(self.hook)
+
+
+class InOneCall(AbstractSomewhere):
+    """Applies a hook in the one call of its site that this is for. (What the others are
+    given is zeros.)
+    """
+
+    hook: Any
+
+    @property
+    def local_half(self) -> AbstractLocal:
+        return OnlyIf(local_of(self.hook))
+
+    def data_of_call(self, call: SiteCall, wanted: Any) -> Any:
+        acts, inner = wanted
+        return (
+            broadcast(np.asarray(True), acts.shape),
+            data_for(self.hook, call, inner),
+        )
+
+
+def check_hook(name: str, example: str, hook: Any) -> None:
+    """**Raises:** `TypeError` for what can't act at some places."""
+    refuse_class(f"The hook of an {name}", hook)
+    if not (callable(hook) or isinstance(hook, AbstractStepHook)):
+        raise TypeError(
+            f"{name} was given a hook of type {type(hook).__name__}, which can't be "
+            f"called with a value. Give it one hook, as in `{example}`: in a dict of "
+            f"hooks, each has its own {name}."
+        )
