@@ -66,11 +66,31 @@ class AbstractListener(abc.ABC):
         """What makes it forget all that it hears from now on."""
 
 
+class Acting:
+    """While it is entered, the hook or log of a site runs: what is named in there is a
+    value of the site.
+
+    - `counts`: how often each name was met there, by the depth of who listens.
+    """
+
+    def __init__(self, site: Any, is_log: bool):
+        self.site = site
+        self.is_log = is_log
+        self.counts: dict[tuple[int, str], int] = {}
+
+    def __enter__(self) -> None:
+        this_thread.acting.append(self)
+
+    def __exit__(self, *error: Any) -> None:
+        this_thread.acting.pop()
+
+
 class _ThisThread(threading.local):
     """All that peex knows of what is running on a thread.
 
     - `listeners`, `calls`: the listeners, the outermost first, and the calls that they
         listen for. `None` is one that isn't to be found (see `only_listener`).
+    - `acting`: what of which site is running, the outermost first (see `Acting`).
     - `rebinding`: the compiled primitives that are being called (see `compiled.py`).
     - `num_traced`: how many forward passes are being traced, in one another, for the
         values inside of them; and `marks`: whether functions are marked there.
@@ -79,6 +99,7 @@ class _ThisThread(threading.local):
     def __init__(self) -> None:
         self.listeners: list[Any] = []
         self.calls: Calls = ()
+        self.acting: list[Acting] = []
         self.rebinding: list[Any] = []
         self.num_traced = 0
         self.marks = False

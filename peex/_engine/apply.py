@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _compat
 from .._errors import HookShapeError, LogValueError
+from .active_calls import Acting
 from .notes import add_note
 from .site import Site
 
@@ -43,7 +44,8 @@ def apply(
         hook = site.hook.thaw(hook_arrays)
         try:
             takes_data = site.hook.takes_data
-            value = hook(value, data[0], site) if takes_data else hook(value)
+            with Acting(site, is_log=False):
+                value = hook(value, data[0], site) if takes_data else hook(value)
         except HookShapeError as error:
             if site.key in str(error):
                 raise
@@ -63,7 +65,9 @@ def apply(
         return arrays, [], jtu.tree_structure(None)
     log = site.log.thaw(log_arrays)
     try:
-        logged = log(value, data[1], site) if site.log.takes_data else log(value)
+        takes_data = site.log.takes_data
+        with Acting(site, is_log=True):
+            logged = log(value, data[1], site) if takes_data else log(value)
     except Exception as error:
         what = f"the log_fn of the site {site.key!r} ({_name(log)})"
         add_note(error, what, [value], {})

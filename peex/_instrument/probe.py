@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from .._engine.active_calls import active_listeners
+from .._engine.active_calls import Acting, active_listeners, this_thread
 from .._engine.at_site import at_site
 from .._engine.site import Site
 
@@ -32,6 +32,12 @@ def probe(x: Value, name: str) -> Value:
     `where=None`), and with an explicit `where` if a pattern names it, as `"attn/probs"`
     or `"**/probs"` does. A further probe of the same name in one call of the module is
     `"attn/probs#1"`; in a further call of the module it is `"attn#1/probs"`.
+
+    In a hook or log function it is a value of the site that this acts at:
+    `"layers.2/latents"` for one at `"layers.2"`. The wrapper's own hook doesn't act on
+    it; in a hook, the wrapper's log records it (by the pattern of a dict, if that has
+    one), in a log, the value itself is recorded. Those of functions that act on
+    cotangents are the identity.
 
     !!! Example
 
@@ -87,12 +93,16 @@ class Probes(contextlib.AbstractContextManager[Any]):
         its name it is in a call of the module; `None` if it isn't chosen.
     - `listens`: whether any probe may be a site.
     - `owner`: the class of the model; `None` where a function is run.
+    - `own`: the site of a probe in a hook or log of the wrapper itself, which is the
+        one at this `depth`.
     """
 
     wanted: Callable[[str], bool]
     site: Callable[[str, str, int], Site | None]
     listens: bool = True
     owner: type | None = None
+    own: Callable[[Acting, str, int], Site | None] = lambda *probe: None
+    depth: int | None = None
 
     def __post_init__(self) -> None:
         # Whether each module has caches of its own (see `_JitCaches`). Until a probe is
@@ -133,15 +143,29 @@ class Probes(contextlib.AbstractContextManager[Any]):
         if self.owner is not None:
             self.apart = True
             _with_probes.add(self.owner)
-        if not (self.listens and self.wanted(name)):
+        acting = this_thread.acting[-1] if this_thread.acting else None
+        if acting is not None and acting.site.depth == self.depth:
+            site = self.own(acting, name, _count(acting.counts, (self.depth, name)))
+        elif self.listens and self.wanted(name):
+            if acting is not None:
+                key = acting.site.module
+                number = _count(acting.counts, (self.depth, name))
+            else:
+                key, counts = self.running[-1]
+                number = _count(counts, name)
+            site = self.site(key, name, number)
+        else:
             return x
-        key, counts = self.running[-1]
-        counts[name] = counts.get(name, -1) + 1
-        site = self.site(key, name, counts[name])
         if site is None:
             return x
         self.met[site.key] = site
         return at_site(site, x)
+
+
+def _count(counts: dict[Any, int], name: Any) -> int:
+    """How often this was counted before."""
+    counts[name] = counts.get(name, -1) + 1
+    return counts[name]
 
 
 # The classes of models in whose calls a probe was met.

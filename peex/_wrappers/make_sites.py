@@ -7,7 +7,9 @@ import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
-from .._engine.site import ModuleKey, Side, Site, suffix_of
+from .._engine.active_calls import Acting
+from .._engine.site import freeze, Frozen, ModuleKey, Side, Site, suffix_of
+from .._hooks.log_fns import IdentityLog
 from .._sites.chosen import Chosen
 from .._sites.patterns import first_match
 from .._sites.places import places
@@ -76,6 +78,43 @@ class SiteMaker:
             if names_probe(chosen, root_method, groups, module, name, index):
                 return self(key, suffix, hook, log, chosen)
         return None
+
+    def of_own_probe(self, acting: Acting, name: str, index: int) -> Site | None:
+        """The site of a probe that was met in this wrapper's own hook or log, neither
+        of which acts on what it runs itself.
+        """
+        site: Site = acting.site
+        if self.backward:
+            return None  # in the backward pass no call is running
+        end = suffix_of(name, index)
+        key, suffix = f"{site.key}{end}", f"{site.suffix}{end}"
+        log: Frozen | None = _ITSELF
+        if not acting.is_log:
+            found = first_match("log_fn", self.collector.fns["log_fn"], key, suffix)
+            log = self.collector.frozen.get(found) if found else None
+        if log is None:
+            return None
+        alias = site.alias
+        if site.call is not None:
+            alias = site.numbered(site.call), end
+        elif alias is not None:
+            alias = alias[0], f"{alias[1]}{end}"
+        return dataclasses.replace(
+            site,
+            key=key,
+            suffix=suffix,
+            side=Side.OUTPUT,
+            hook=None,
+            log=log,
+            asked=False,
+            inside=None,
+            call=None,
+            alias=alias,
+        )
+
+
+# Records the value itself.
+_ITSELF, _ = freeze("log_fn in a log", IdentityLog(), is_identity=True)
 
 
 def names_probe(

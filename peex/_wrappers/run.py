@@ -79,7 +79,14 @@ def _run(
     make = SiteMaker(plan, collector, backward)
     may_be = ft.partial(may_be_site, plan)
     owner = type(unwrap(known.model)) if isinstance(plan.method, str) else None
-    collector.probes = Probes(may_be, make.of_probe, plan.may_probe, owner)
+    collector.probes = Probes(
+        may_be,
+        make.of_probe,
+        plan.may_probe,
+        owner,
+        make.of_own_probe,
+        collector.scope.depth,
+    )
     model = collector.running_in(sys._getframe())
     try:
         with model, run_with(collector), collector.probes.caches():
