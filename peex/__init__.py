@@ -14,12 +14,14 @@ computed (activations) and received (cotangents), or changes them on the way.
   records the value itself.
 - Name a value in a model's own code: `probe`. See into a primitive of your own:
   `register_rule`.
+- Experiments with two runs: `patching`.
 - Let go of what calls have left in caches: `clear_caches`.
 - What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
   `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
   `LogTooLargeError`, `NotInitialisedError`.
 """
 
+from . import patching as patching
 from ._caches import clear_caches as clear_caches
 from ._engine.rules.registered import register_rule as register_rule
 from ._errors import (
@@ -104,6 +106,7 @@ __all__ = [
     "Sites",
     "ZeroHook",
     "clear_caches",
+    "patching",
     "probe",
     "register_rule",
     "report",
