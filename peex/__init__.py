@@ -4,22 +4,27 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Wrap a model: `ForwardHook`, `BackwardHook`, `value_and_grad` (which returns `Logs`).
   What comes back is a `Log`.
 - See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`).
-- Change values: `AddHook`, `ScaleHook`, `ZeroHook`, `Chain` of several, `PatchHook`
-  with values of another run; at some places only, `At` and `AtStep`. Your own is an
-  `AbstractHook` or any function; if it acts differently at each call, step or example,
-  `WithData` of these, or an `AbstractIndexedHook`, which is told a `SiteIndex`.
-  `IdentityHook` changes nothing.
+- Change values: `AddHook`, `ScaleHook`, `ClampHook`, `NoiseHook`; take them away:
+  `ZeroHook`, `MeanHook`, `ReplaceHook`, `ProjectHook`; put in those of another run:
+  `PatchHook`, and `RotateHook` and `MaskHook`, which are trained (`trainable` says what
+  is); put an autoencoder in their way: `SpliceHook`. `IdentityHook` changes nothing.
+- Say where hooks act: `At` and `AtStep` at some places only, `View` on split axes;
+  `Chain` of several. Your own is an `AbstractHook` or any function; if it acts
+  differently at each call, step or example, `WithData` of these, or an
+  `AbstractIndexedHook`, which is told a `SiteIndex`.
 - Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
   `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
   records the value itself.
 - Name a value in a model's own code: `probe`. See into a primitive of your own:
   `register_rule`.
+- Experiments with two runs: `patching`.
 - Let go of what calls have left in caches: `clear_caches`.
 - What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
   `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
   `LogTooLargeError`, `NotInitialisedError`.
 """
 
+from . import patching as patching
 from ._caches import clear_caches as clear_caches
 from ._engine.rules.registered import register_rule as register_rule
 from ._errors import (
@@ -32,6 +37,12 @@ from ._errors import (
     SiteLostError as SiteLostError,
     SiteNotFiredError as SiteNotFiredError,
     SiteNotFoundError as SiteNotFoundError,
+)
+from ._hooks.ablations import (
+    ClampHook as ClampHook,
+    MeanHook as MeanHook,
+    ProjectHook as ProjectHook,
+    ReplaceHook as ReplaceHook,
 )
 from ._hooks.at import At as At
 from ._hooks.at_step import AtStep as AtStep
@@ -48,6 +59,7 @@ from ._hooks.indexed import (
     AbstractIndexedHook as AbstractIndexedHook,
     SiteIndex as SiteIndex,
 )
+from ._hooks.interchange import MaskHook as MaskHook, RotateHook as RotateHook
 from ._hooks.log_fns import (
     AbstractLog as AbstractLog,
     HistogramLog as HistogramLog,
@@ -59,6 +71,10 @@ from ._hooks.log_fns import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
+from ._hooks.noise import NoiseHook as NoiseHook
+from ._hooks.splice import SpliceHook as SpliceHook
+from ._hooks.trainable import trainable as trainable
+from ._hooks.view import View as View
 from ._instrument.probe import probe as probe
 from ._log import Log as Log
 from ._report.report import report as report
@@ -78,6 +94,7 @@ __all__ = [
     "AtStep",
     "BackwardHook",
     "Chain",
+    "ClampHook",
     "ForwardHook",
     "HistogramLog",
     "HookShapeError",
@@ -88,29 +105,39 @@ __all__ = [
     "LogTooLargeError",
     "LogValueError",
     "Logs",
+    "MaskHook",
     "MaxAbsLog",
+    "MeanHook",
     "MeanLog",
     "MeanStd",
     "MeanStdLog",
+    "NoiseHook",
     "NoneLog",
     "NormLog",
     "NotInitialisedError",
     "PatchHook",
     "PeexError",
+    "ProjectHook",
+    "ReplaceHook",
     "Report",
     "ReportDiff",
+    "RotateHook",
     "ScaleHook",
     "SiteIndex",
     "SiteLostError",
     "SiteNotFiredError",
     "SiteNotFoundError",
     "Sites",
+    "SpliceHook",
+    "View",
     "WithData",
     "ZeroHook",
     "clear_caches",
+    "patching",
     "probe",
     "register_rule",
     "report",
     "sites",
+    "trainable",
     "value_and_grad",
 ]

@@ -46,10 +46,11 @@ def test_page(page):
 
 
 def documented():
-    for name in px.__all__ if hasattr(px, "__all__") else dir(px):
-        thing = getattr(px, name)
-        if getattr(thing, "__module__", "").startswith("peex"):
-            yield name, thing
+    for public in (px, px.patching):
+        for name in getattr(public, "__all__", dir(public)):
+            thing = getattr(public, name)
+            if getattr(thing, "__module__", "").startswith("peex"):
+                yield name, thing
 
 
 DOCSTRINGS = [(n, t) for n, t in documented() if "```python" in (t.__doc__ or "")]

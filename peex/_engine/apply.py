@@ -47,7 +47,7 @@ def apply(
             with Acting(site, is_log=False):
                 value = hook(value, data[0], site) if takes_data else hook(value)
         except HookShapeError as error:
-            if site.key in str(error):
+            if repr(site.key) in str(error):
                 raise
             message = (
                 f"The hook_fn of the site {site.key!r}, {_name(hook)}, can't act: "
@@ -79,7 +79,7 @@ def apply(
 def _name(fn: Any) -> str:
     while hasattr(fn, "hook"):  # what is told more, or acts at some steps only
         fn = fn.hook
-    return getattr(fn, "__name__", type(fn).__name__)
+    return getattr(fn, "__name__", type(fn).__name__.lstrip("_"))
 
 
 def log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:

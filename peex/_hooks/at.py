@@ -13,7 +13,16 @@ from .._engine.apply import checked
 from .._engine.messages import Datum
 from .._engine.site import Site
 from .._errors import LogShapeError
-from .masks import broadcast, fitted, holds_somewhere, is_mask, Mask, matches, may_match
+from .masks import (
+    broadcast,
+    fitted,
+    holds_somewhere,
+    is_mask,
+    Mask,
+    matches,
+    may_match,
+    varied,
+)
 from .only_if import AbstractSomewhere, check_hook, LogIf, OnlyIf
 from .step_hooks import (
     AbstractLocal,
@@ -27,17 +36,17 @@ from .step_hooks import (
 
 class _Where(AbstractLocal):
     """A hook whose result is taken where a mask holds. `masks` are the shapes of the
-    masks, by pattern.
+    masks, by pattern (`None`: for all).
     """
 
     hook: AbstractLocal
-    masks: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
+    masks: tuple[tuple[str | None, tuple[int, ...]], ...] = eqx.field(static=True)
 
     def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
         key = site.numbered(0)
-        masks = [shape for pattern, shape in self.masks if may_match(pattern, key)]
+        masks = [s for name, s in self.masks if name is None or may_match(name, key)]
         wanted = tuple(
-            Datum(jax.ShapeDtypeStruct(_varied(x.shape, masks), jnp.dtype(bool)))
+            Datum(jax.ShapeDtypeStruct(varied(x.shape, masks), jnp.dtype(bool)))
             for x in value
         )
         return wanted, self.hook.wants(value, site)
@@ -48,16 +57,6 @@ class _Where(AbstractLocal):
         new = checked(site, old, structure, self.hook(value, inner, site))
         pairs = zip(masks, new, old, strict=True)
         return structure.unflatten([jnp.where(*pair) for pair in pairs])
-
-
-def _varied(shape: Sequence[int], masks: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape of an array, with 1 for the axes along which no mask varies."""
-
-    def varies(back: int) -> bool:
-        return any(len(mask) >= back and mask[-back] != 1 for mask in masks)
-
-    rank = len(shape)
-    return tuple(n if varies(rank - i) else 1 for i, n in enumerate(shape))
 
 
 class At(AbstractSomewhere):
@@ -129,11 +128,21 @@ class At(AbstractSomewhere):
         self.mask = tuple(by_pattern.values()) if isinstance(mask, Mapping) else mask
 
     @property
-    def _masks(self) -> list[tuple[str, Any]]:
+    def _masks(self) -> list[tuple[str | None, Any]]:
         if self.names is None:
-            return [("**", self.mask)]
+            return [(None, self.mask)]
         pairs = zip(self.names, self.mask, strict=True)
         return [(name, True if mask is None else mask) for name, mask in pairs]
+
+    def _mask_of(self, call: SiteCall) -> Any:
+        """The mask that a call is chosen by; `None` if it isn't."""
+        for pattern, mask in self._masks:
+            if pattern is None:
+                return mask
+            if matches(pattern, call.key):
+                call.matched.add(pattern)
+                return mask
+        return None
 
     @property
     def _is_masked(self) -> bool:
@@ -156,13 +165,9 @@ class At(AbstractSomewhere):
         return LogIf(self.hook, self._is_masked)
 
     def data_of_call(self, call: SiteCall, wanted: Any) -> Any:
-        mine = self._masks
-        if self.names is not None:
-            mine = [pair for pair in mine if matches(pair[0], call.key)][:1]
-            call.matched.update(pattern for pattern, _ in mine)
-        if not mine:
+        mask = self._mask_of(call)
+        if mask is None:
             return jtu.tree_map(nothing, wanted)
-        ((_, mask),) = mine
         acts, inner = wanted
         masks = [fitted(call.key, mask, x) for x in call.seen]
         acts = holds_somewhere(masks, len(acts.shape), acts.shape)

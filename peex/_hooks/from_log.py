@@ -71,7 +71,7 @@ class PatchHook(AbstractStepHook):
 
         When it is called, [`peex.LogShapeError`][] if the log doesn't fit.
         """
-        self.source_log = _as_log("PatchHook", "px.PatchHook(log)", source_log)
+        self.source_log = as_log("PatchHook", "px.PatchHook(log)", source_log)
 
     @property
     def local_half(self) -> AbstractLocal:
@@ -112,7 +112,11 @@ def _casts(dtype: Any, to: Any) -> bool:
     return dtype == to or floats
 
 
-def _as_log(what: str, example: str, log: Any) -> Log:
+def as_log(what: str, example: str, log: Any) -> Log:
+    """A log, or a mapping like one, as a log.
+
+    **Raises:** `TypeError` for anything else.
+    """
     if not isinstance(log, Mapping):
         raise TypeError(
             f"{what} was given a {type(log).__name__}, which isn't a log. Write "
@@ -201,7 +205,7 @@ class WithData(AbstractStepHook):
                 "`px.WithData(lambda value, datum: value + datum, log)`."
             )
         self.fn = fn
-        self.data = _as_log("WithData", "px.WithData(fn, log)", log)
+        self.data = as_log("WithData", "px.WithData(fn, log)", log)
 
     @property
     def local_half(self) -> AbstractLocal:

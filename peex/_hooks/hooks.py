@@ -6,16 +6,12 @@ and can be trained. To add a hook, add a class here.
 """
 
 import abc
-from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 from jaxtyping import ArrayLike, PyTree
 
-from .._errors import HookShapeError
+from .per_array import calculate, per_array
 
 
 class AbstractHook(eqx.Module):
@@ -55,55 +51,11 @@ class AbstractHook(eqx.Module):
         """
 
 
-def _per_array(fn: Callable[[Any], Any], value: PyTree[Any]) -> PyTree[Any]:
-    """Applies `fn` to every array; random keys, with which one can't calculate, are
-    left as they are.
-    """
-
-    known: dict[int, Any] = {}
-
-    def one(x: Any) -> Any:
-        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return x
-        if id(x) not in known:  # one array that is there twice stays one
-            known[id(x)] = fn(x)
-        return known[id(x)]
-
-    return jtu.tree_map(one, value)
-
-
 class IdentityHook(AbstractHook):
     """Leaves the value as it is."""
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
         return value
-
-
-def _calculate(fn: Callable[[Any], Any], x: Any, name: str, other: Any) -> Any:
-    """`fn(x)` in the dtype of `x`, calculated in one that both operands fit in, in the
-    strict modes of JAX too.
-
-    **Raises:** `HookShapeError` if the other operand doesn't broadcast to `x`.
-    """
-    shape = jnp.shape(other)
-    try:
-        broadcasts = jnp.broadcast_shapes(shape, x.shape) == tuple(x.shape)
-    except ValueError:
-        broadcasts = False
-    if not broadcasts:
-        raise HookShapeError(
-            f"its {name} of shape {list(shape)} doesn't broadcast to the value, "
-            f"{x.dtype}{list(x.shape)}. Give one that does, as "
-            f"`jnp.zeros({tuple(x.shape)})`, or choose other sites with `where`."
-        )
-    wide = x
-    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits <= 8:
-        wide = x.astype(jnp.float32)  # nothing else is promoted with these
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        result = jnp.asarray(fn(wide))
-    if jnp.iscomplexobj(result) and not jnp.iscomplexobj(x):
-        result = result.real
-    return result.astype(x.dtype)
 
 
 class ScaleHook(AbstractHook):
@@ -118,8 +70,8 @@ class ScaleHook(AbstractHook):
     scale: ArrayLike
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        scaled = lambda x: _calculate(lambda x: self.scale * x, x, "scale", self.scale)
-        return _per_array(scaled, value)
+        scaled = lambda x: calculate(lambda x: self.scale * x, x, "scale", self.scale)
+        return per_array(scaled, value)
 
 
 class AddHook(AbstractHook):
@@ -133,14 +85,12 @@ class AddHook(AbstractHook):
     offset: ArrayLike
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        moved = lambda x: _calculate(
-            lambda x: x + self.offset, x, "offset", self.offset
-        )
-        return _per_array(moved, value)
+        moved = lambda x: calculate(lambda x: x + self.offset, x, "offset", self.offset)
+        return per_array(moved, value)
 
 
 class ZeroHook(AbstractHook):
     """Replaces every array of the value by zeros: `x -> 0`."""
 
     def __call__(self, value: PyTree[ArrayLike]) -> PyTree[ArrayLike]:
-        return _per_array(jnp.zeros_like, value)
+        return per_array(jnp.zeros_like, value)

@@ -42,8 +42,11 @@ def _suffix(key: str) -> str:
     return key[key.index("/") :] if "/" in key else ""
 
 
-def fitted(key: str, mask: Any, logged: jax.ShapeDtypeStruct) -> Bool[Any, "..."]:
-    """A mask with as many axes as what is logged, each as long or of size 1.
+def fitted(
+    key: str, mask: Any, logged: jax.ShapeDtypeStruct, what: str = "The mask"
+) -> Any:
+    """A mask (or what else there is one of for each place) with as many axes as what is
+    logged, each as long or of size 1.
 
     **Raises:** `LogShapeError` if it doesn't broadcast to that; or if it has fewer
     axes, and it can't be known which these are.
@@ -56,21 +59,31 @@ def fitted(key: str, mask: Any, logged: jax.ShapeDtypeStruct) -> Bool[Any, "..."
     )
     shown = f"{logged.dtype}{list(whole)}"
     if missing < 0 or not fits(whole[missing:]):
-        last = f"mask.reshape({shape + (1,) * missing})"
+        last = f"x.reshape({shape + (1,) * missing})"
         hint = f" For its first axes, write `{last}`." if missing > 0 else ""
         raise LogShapeError(
-            f"The mask for the site {key!r}, of shape {shape}, doesn't broadcast "
+            f"{what} for the site {key!r}, of shape {shape}, doesn't broadcast "
             f"against what is logged there, {shown} (device, step and batch axes in "
             f"front).{hint}"
         )
     if missing and any(n != 1 for n in shape) and fits(whole):
         raise LogShapeError(
-            f"The mask for the site {key!r}, of shape {shape}, may be of the first or "
+            f"{what} for the site {key!r}, of shape {shape}, may be of the first or "
             f"of the last axes of what is logged there, {shown}. Give it an axis for "
-            f"each of these: `mask.reshape({shape + (1,) * missing})` or "
-            f"`mask.reshape({(1,) * missing + shape})`."
+            f"each of these: `x.reshape({shape + (1,) * missing})` or "
+            f"`x.reshape({(1,) * missing + shape})`."
         )
     return mask.reshape((1,) * missing + shape)
+
+
+def varied(shape: Sequence[int], masks: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of an array, with 1 for the axes along which no mask varies."""
+
+    def varies(back: int) -> bool:
+        return any(len(mask) >= back and mask[-back] != 1 for mask in masks)
+
+    rank = len(shape)
+    return tuple(n if varies(rank - i) else 1 for i, n in enumerate(shape))
 
 
 def holds_somewhere(masks: Sequence[Any], num_axes: int, shape: Sequence[int]) -> Any:
