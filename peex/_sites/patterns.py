@@ -127,3 +127,10 @@ def _module_matches(pattern: str, key: str) -> bool:
     key_path, key_method = split_method(key)
     same = method == key_method and call in (None, key_call)
     return same and (path == key_path or matches(split(path), split(key_path)))
+
+
+def suffix_in(key: str) -> str:
+    """What a key has behind that of a module, if it is of a value inside; for keys of
+    which it isn't known otherwise, as those of a log.
+    """
+    return key[key.index("/") :] if "/" in key else ""
