@@ -46,9 +46,9 @@ class NotInitialisedError(PeexError):
 
 
 class LogShapeError(PeexError):
-    """A log doesn't fit what it is used for: a backward log, or the source of a patch, the
-    call; two logs that are compared, each other; entries that are stacked, or made into
-    Python numbers, that.
+    """A log doesn't fit what it is used for: a backward log, or the source of a patch,
+    the call; two logs that are compared, each other. Or its entries aren't of one
+    shape, to be stacked, or aren't numbers.
     """
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 import jax.tree_util as jtu
 
 from .._errors import SiteNotFoundError
-from .._sites.patterns import key_matches, nearest, suffix_in
+from .._sites.patterns import logged_matches, nearest
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def chosen(patterns: Patterns, keys: Iterable[str], method: str) -> list[str]:
         )
     found: set[str] = set()
     for pattern in listed:
-        mine = [key for key in keys if key_matches(pattern, key, suffix_in(key))]
+        mine = [key for key in keys if logged_matches(pattern, key)]
         if not mine:
             raise SiteNotFoundError(
                 f"The pattern {pattern!r} of `log.{method}` matches nothing in the "

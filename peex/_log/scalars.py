@@ -65,6 +65,6 @@ def _check(name: str, leaf: Any, axes: tuple[Axis, ...]) -> None:
             f"`log.map(lambda x: jnp.mean(x, axis={axis})).scalars()`."
         )
     raise LogShapeError(
-        f"`log.scalars` makes Python numbers of numbers (and of one for each step), "
-        f"but {name!r} is {shown(leaf)}{where}. {instead}"
+        "`log.scalars` takes numbers, alone or one for each step of a loop, but "
+        f"{name!r} is {shown(leaf)}{where}. {instead}"
     )

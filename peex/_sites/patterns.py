@@ -129,8 +129,8 @@ def _module_matches(pattern: str, key: str) -> bool:
     return same and (path == key_path or matches(split(path), split(key_path)))
 
 
-def suffix_in(key: str) -> str:
-    """What a key has behind that of a module, if it is of a value inside; for keys of
-    which it isn't known otherwise, as those of a log.
+def logged_matches(pattern: str, key: str) -> bool:
+    """Whether a pattern matches a key of a log, of which nothing else is known: what it
+    has behind a slash is taken for the name of a value inside of a module.
     """
-    return key[key.index("/") :] if "/" in key else ""
+    return key_matches(pattern, key, key[key.index("/") :] if "/" in key else "")

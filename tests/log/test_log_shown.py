@@ -281,14 +281,11 @@ def test_html():
 
 def test_wrappers():
     model = Outer(linear(0))
-    plain = repr(model)
     _, log = px.ForwardHook(model)(jnp.ones(2))
-    indented = textwrap.indent(plain, "  ").strip()
     found = repr(px.ForwardHook(model, px.PatchHook(log)))
-    assert "\n  model=Outer(\n" in found and "inner=Linear(" in indented
-    assert "plan" not in found and "Chosen" not in found
-    assert "hook_fn=PatchHook(source_log=Log(1 entry), mask=None, " in found
-    assert "float32" not in found and "Array" not in found
+    hook = "PatchHook(source_log=Log(1 entry))"
+    expected = f"ForwardHook(model={model},hook_fn={hook},log_fn=IdentityLog())"
+    assert "".join(found.split()) == "".join(expected.split())
     hooked = px.BackwardHook(Seq([linear(0), linear(1)]))
     assert "plan" not in repr(hooked) and "log=None" in repr(hooked)
     hooked = hooked.init(jnp.ones(2))
