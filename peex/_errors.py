@@ -12,8 +12,8 @@ class PeexError(Exception):
 
 class SiteNotFoundError(PeexError):
     """A pattern, class or function given as `where` (or as a key of a dict of hooks)
-    matches nothing in the model. Raised when the wrapper is built; the message lists
-    the nearest keys.
+    matches nothing in the model, or one given to `log.select` nothing in the log.
+    Raised when the wrapper is built; the message lists the nearest keys.
     """
 
 
@@ -46,7 +46,10 @@ class NotInitialisedError(PeexError):
 
 
 class LogShapeError(PeexError):
-    """A backward log no longer fits the call that it is used in."""
+    """A log doesn't fit what it is used for: a backward log, or the source of a patch,
+    the call; two logs that are compared, each other. Or its entries aren't of one
+    shape, to be stacked, or aren't numbers.
+    """
 
 
 class LogTooLargeError(PeexError):

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 
 
@@ -42,7 +41,7 @@ def shown_arrays(tree: Any) -> str:
     return ", ".join(_shown_array(x) for x in jtu.tree_leaves(tree)) or "-"
 
 
-def _shown_array(x: jax.ShapeDtypeStruct) -> str:
+def _shown_array(x: Any) -> str:
     name = str(x.dtype)
     kind = name.rstrip("0123456789")
     short = _SHORT.get(kind, kind) + name[len(kind) :]

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(px.__file__).parent
 # Imports go from a row to rows above it, or stay in one folder.
 FLOORS = [
     {"_caches"},
-    {"_compat", "_errors", "_text"},
+    {"_compat", "_errors", "_table", "_text"},
     {"_engine"},
     {"_sites", "_program"},
     {"_instrument", "_log"},

@@ -13,13 +13,13 @@ from .._engine.apply import checked
 from .._engine.messages import Datum
 from .._engine.site import Site
 from .._errors import LogShapeError
+from .._sites.patterns import logged_matches
 from .masks import (
     broadcast,
     fitted,
     holds_somewhere,
     is_mask,
     Mask,
-    matches,
     may_match,
     varied,
 )
@@ -139,7 +139,7 @@ class At(AbstractSomewhere):
         for pattern, mask in self._masks:
             if pattern is None:
                 return mask
-            if matches(pattern, call.key):
+            if logged_matches(pattern, call.key):
                 call.matched.add(pattern)
                 return mask
         return None

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Bool
 
 from .._errors import LogShapeError
-from .._sites.patterns import key_matches
+from .._sites.patterns import logged_matches
 
 
 if TYPE_CHECKING:
@@ -27,19 +27,9 @@ def is_mask(mask: Any) -> bool:
     return isinstance(mask, bool) or getattr(mask, "dtype", None) == bool
 
 
-def matches(pattern: str, key: str) -> bool:
-    """Whether a pattern chooses a call, from its key in a log."""
-    return key_matches(pattern, key, _suffix(key))
-
-
 def may_match(pattern: str, key: str) -> bool:
     """Whether a pattern may choose one of the calls of a site, from the key of all."""
-    return matches(re.sub(r"#\d+", "", pattern), key)
-
-
-def _suffix(key: str) -> str:
-    """What a key has behind that of a module, if it is of a value inside."""
-    return key[key.index("/") :] if "/" in key else ""
+    return logged_matches(re.sub(r"#\d+", "", pattern), key)
 
 
 def fitted(

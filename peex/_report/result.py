@@ -8,10 +8,10 @@ import jax.tree_util as jtu
 
 from .._log import Axis
 from .._sites.patterns import nearest
+from .._table import Column, Shown, Table
 from .._text import plural, shown_arrays, shown_bytes, shown_count
 from .._wrappers.budget import num_bytes
 from .parameters import HasParameters, Parameter, parameter_notes, parameters_dict
-from .table import Column, Shown, Table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

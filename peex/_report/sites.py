@@ -9,6 +9,7 @@ import equinox as eqx
 
 from .._sites.places import Place, places, static_modules
 from .._sites.walk import is_function
+from .._table import Column, Shown, Table
 from .._text import shown_bytes, shown_count
 from .parameters import (
     HasParameters,
@@ -17,7 +18,6 @@ from .parameters import (
     Parameters,
     parameters_dict,
 )
-from .table import Column, Shown, Table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,3 +127,10 @@ def _module_matches(pattern: str, key: str) -> bool:
     key_path, key_method = split_method(key)
     same = method == key_method and call in (None, key_call)
     return same and (path == key_path or matches(split(path), split(key_path)))
+
+
+def logged_matches(pattern: str, key: str) -> bool:
+    """Whether a pattern matches a key of a log, of which nothing else is known: what it
+    has behind a slash is taken for the name of a value inside of a module.
+    """
+    return key_matches(pattern, key, key[key.index("/") :] if "/" in key else "")

@@ -131,7 +131,7 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
     hook_fn: Any
     log_fn: Any
     log: Log | None
-    plan: Plan = eqx.field(static=True)
+    plan: Plan = eqx.field(static=True, repr=False)
 
     def __init__(
         self,

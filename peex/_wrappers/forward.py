@@ -50,7 +50,7 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
     model: Model
     hook_fn: Any
     log_fn: Any
-    plan: Plan = eqx.field(static=True)
+    plan: Plan = eqx.field(static=True, repr=False)
 
     def __init__(
         self,

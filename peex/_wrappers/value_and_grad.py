@@ -32,6 +32,17 @@ class Logs(NamedTuple):
     backward: Log
     forward: Log
 
+    def __str__(self) -> str:
+        shown = (f"{name}:\n{log}" for name, log in self._there())
+        return "\n\n".join(shown) or repr(self)
+
+    def _repr_html_(self) -> str:
+        shown = (f"<p>{name}</p>{log._repr_html_()}" for name, log in self._there())
+        return "".join(shown)
+
+    def _there(self) -> list[tuple[str, Log]]:
+        return [(name, log) for name, log in self._asdict().items() if log]
+
 
 jax.export.register_namedtuple_serialization(Logs, serialized_name="peex.Logs")
 

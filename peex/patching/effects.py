@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from .._errors import PeexError
-from .._report.table import Shown, Table
+from .._table import Shown, Table
 from .._sites.patterns import key_matches, nearest
 from .frame import metric_name, to_dataframe
 from .plot import plot

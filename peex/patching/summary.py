@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
 
-from .._report.table import Column, Table
+from .._table import Column, Table
 from .frame import metric_name
 
 

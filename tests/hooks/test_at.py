@@ -278,9 +278,7 @@ def test_masks_that_do_not_fit():
     match = (
         r"shape \(5,\), doesn't.*logged there, float32\[5, 2, 3\].*first axes, write"
     )
-    with pytest.raises(
-        px.LogShapeError, match=match + r" `mask.reshape\(\(5, 1, 1\)\)"
-    ):
+    with pytest.raises(px.LogShapeError, match=match + r" `x.reshape\(\(5, 1, 1\)\)"):
         at(jnp.ones(STEPS, bool))(XS)
     with pytest.raises(px.LogShapeError, match=r"shape \(1, 5, 2, 3\), doesn't broad"):
         at(jnp.ones((1, *SHAPE), bool))(XS)

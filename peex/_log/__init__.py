@@ -1,0 +1,6 @@
+"""What a hooked call hands back, what can be done with it, and how it is shown. Nothing
+here knows of hooks or wrappers.
+"""
+
+from .axes import Axis as Axis, described as described
+from .log import Log as Log
