@@ -50,7 +50,11 @@ class OnlyIf(AbstractLocal):
 
         if is_known(acts):
             return structure.unflatten(act(leaves)) if acts else value
-        return structure.unflatten(lax.cond(acts, act, lambda xs: xs, leaves))
+        run = lambda acts, leaves: lax.cond(acts, act, lambda xs: xs, leaves)
+        # A `cond` keeps what its derivative needs for each step: at each, room for what
+        # is made of the hook's arrays. Rather, it runs once more in the backward pass.
+        run = jax.checkpoint(run, prevent_cse=False)
+        return structure.unflatten(run(acts, leaves))
 
 
 class LogIf(AbstractLocal):

@@ -11,8 +11,8 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from .._errors import PeexError
-from .._table import Shown, Table
 from .._sites.patterns import key_matches, nearest
+from .._table import Shown, Table
 from .frame import metric_name, to_dataframe
 from .plot import plot
 from .summary import shown_axes, summary

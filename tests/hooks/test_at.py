@@ -180,6 +180,42 @@ def test_logs_where_a_mask_holds(mask):
     assert np.all((np.asarray(logs.backward["."]) != 0) == where)
 
 
+def shapes(jaxpr):
+    """Of all that is computed in a program."""
+    for eqn in jaxpr.eqns:
+        yield from (v.aval.shape for v in eqn.outvars)
+        for param in jax.tree.leaves(list(eqn.params.values())):
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns"):
+                yield from shapes(inner)
+
+
+def test_a_derivative_keeps_nothing_of_a_hook_for_each_step():
+    """As its weights, or what it makes of them, for the steps where it doesn't act."""
+    wide = 50
+
+    class Wide(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, y):
+            return jnp.tanh(y @ self.weight) @ self.weight.T
+
+    def loss(hook, xs):
+        hooked = px.ForwardHook(LIN, px.AtStep(hook, 1), None, method=batch_in_scan)
+        return jnp.sum(hooked(xs)[0])
+
+    hook = Wide(jr.normal(jr.key(0), (WIDTH, wide)))
+    grad = eqx.filter_grad(loss)
+    found = set(shapes(jax.make_jaxpr(grad)(hook, XS).jaxpr))
+    assert (BATCH, WIDTH) in found and (WIDTH, wide) in found
+    assert not any(s[:1] == (STEPS,) and wide in s for s in found)
+    by_hand = lambda hook, xs: jnp.sum(
+        twin(LIN, xs, (jnp.arange(STEPS) == 1)[:, None, None], hook)[0]
+    )
+    expected = eqx.filter_grad(by_hand)(hook, XS)
+    assert_close(grad(hook, XS).weight, expected.weight, rtol=1e-4)
+
+
 def test_masks_and_steps_are_arrays():
     traces = 0
 
