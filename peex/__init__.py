@@ -7,7 +7,8 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Change values: `AddHook`, `ScaleHook`, `ClampHook`, `NoiseHook`; take them away:
   `ZeroHook`, `MeanHook`, `ReplaceHook`, `ProjectHook`; put in those of another run:
   `PatchHook`, and `RotateHook` and `MaskHook`, which are trained (`trainable` says what
-  is); put an autoencoder in their way: `SpliceHook`. `IdentityHook` changes nothing.
+  is); put an autoencoder in their way: `SpliceHook`; change whole calls: `AroundCall`,
+  `ReplaceCall`. `IdentityHook` changes nothing.
 - Say where hooks act: `At` and `AtStep` at some places only, `View` on split axes;
   `Chain` of several. Your own is an `AbstractHook` or any function; if it acts
   differently at each call, step or example, `WithData` of these, or an
@@ -46,6 +47,7 @@ from ._hooks.ablations import (
 )
 from ._hooks.at import At as At
 from ._hooks.at_step import AtStep as AtStep
+from ._hooks.call_hooks import AroundCall as AroundCall, ReplaceCall as ReplaceCall
 from ._hooks.chain import Chain as Chain
 from ._hooks.from_log import PatchHook as PatchHook, WithData as WithData
 from ._hooks.hooks import (
@@ -90,6 +92,7 @@ __all__ = [
     "AbstractIndexedHook",
     "AbstractLog",
     "AddHook",
+    "AroundCall",
     "At",
     "AtStep",
     "BackwardHook",
@@ -118,6 +121,7 @@ __all__ = [
     "PatchHook",
     "PeexError",
     "ProjectHook",
+    "ReplaceCall",
     "ReplaceHook",
     "Report",
     "ReportDiff",

@@ -106,7 +106,7 @@ def log_leaves(site: Site, logged: Any) -> tuple[list[Any], Any]:
     return leaves, treedef
 
 
-def _difference(
+def difference(
     old: Sequence[Any], structure: Any, value: Any
 ) -> tuple[str, str, str] | None:
     """How a value is unlike the one with these arrays and this structure: in what, and
@@ -136,7 +136,7 @@ def checked(site: Site, old: Sequence[Any], structure: Any, value: Any) -> list[
 
     **Raises:** `HookShapeError` if they aren't.
     """
-    found = _difference(old, structure, value)
+    found = difference(old, structure, value)
     if found is not None:
         kind, expected, got = found
         what = "cotangent" if site.backward else "value"

@@ -110,30 +110,47 @@ def _data(
     """What hook and log are given for this call, step and example, and which of its
     arrays have batch axes.
     """
-    per_example: list[bool] = []
+    of_hook, hook_batched = _data_of(collector, site, site.hook, own[0], arrays)
+    of_log, log_batched = _data_of(collector, site, site.log, own[1], arrays)
+    return (of_hook, of_log), (*hook_batched, *log_batched)
 
-    def of(frozen: Frozen | None, own: Sequence[Any]) -> Any:
-        if frozen is None or not frozen.takes_data:
-            return None
-        local: Any = frozen.thaw(own)
-        value = tuple(_shape(x) for x in arrays)
-        wanted, treedef = jtu.tree_flatten(local.wants(value, site))
-        if not wanted:
-            return treedef.unflatten(())
-        batched = tuple(datum.per_example for datum in wanted)
-        per_example.extend(batched)
-        info = DataAsk(
-            site,
-            tuple(datum.shape for datum in wanted),
-            varying=_varying(arrays),
-            fn=frozen.name,
-            per_example=batched,
-            treedef=treedef,
-            value=value,
-        )
-        return treedef.unflatten(_ask(collector, arrays, info))
 
-    return (of(site.hook, own[0]), of(site.log, own[1])), tuple(per_example)
+def _data_of(
+    collector: Collector,
+    site: Site,
+    frozen: Frozen | None,
+    own: Sequence[Any],
+    arrays: Sequence[Any],
+) -> tuple[Any, tuple[bool, ...]]:
+    if frozen is None or not frozen.takes_data:
+        return None, ()
+    local: Any = frozen.thaw(own)
+    value = tuple(_shape(x) for x in arrays)
+    wanted, treedef = jtu.tree_flatten(local.wants(value, site))
+    if not wanted:
+        return treedef.unflatten(()), ()
+    per_example = tuple(datum.per_example for datum in wanted)
+    info = DataAsk(
+        site,
+        tuple(datum.shape for datum in wanted),
+        varying=_varying(arrays),
+        fn=frozen.name,
+        per_example=per_example,
+        treedef=treedef,
+        value=value,
+    )
+    return treedef.unflatten(_ask(collector, arrays, info)), per_example
+
+
+def given_at(site: Site, frozen: Frozen, leaves: Sequence[Any]) -> tuple[Any, Any]:
+    """What stands around a call, and the data that it is given, `None` if it takes
+    none. `leaves` are those of the arguments.
+    """
+    collector: Any = listener_at(site.depth)
+    own = _arrays(site, frozen)
+    arrays = [x for x in leaves if is_array(x)]
+    data, _ = _data_of(collector, site, frozen, own, arrays)
+    return frozen.thaw(own), data
 
 
 def _varying(arrays: Sequence[Any]) -> frozenset[str]:

@@ -114,6 +114,7 @@ class Site:
     - `backward`: whether hook and log act on the cotangent.
     - `side`: which value of the call it sees.
     - `hook`, `log`: what acts, `None` for nothing.
+    - `around`: what stands around the call.
     - `asked`: whether `where` asks for it by name.
     - `while_buffer`: how many of the last iterations of a while loop are logged; `None`
         for the last alone, without an axis.
@@ -138,6 +139,7 @@ class Site:
     suffix: str = ""
     call: int | None = None
     alias: tuple[str, str] | None = None
+    around: Frozen | None = None
 
     def is_of(self, call: int) -> bool:
         """Whether it is of this further call of its module."""
@@ -151,7 +153,7 @@ class Site:
     @ft.cached_property
     def takes(self) -> bool:
         """Whether hook or log take something from the collector."""
-        fns = [fn for fn in (self.hook, self.log) if fn is not None]
+        fns = [fn for fn in (self.hook, self.log, self.around) if fn is not None]
         return any(fn.shapes or fn.takes_data for fn in fns)
 
     @ft.cached_property

@@ -17,6 +17,7 @@ from .._engine.apply import checked, log_leaves
 from .._engine.messages import Datum
 from .._engine.site import Site
 from .._engine.values import zeros
+from .call_hooks import AbstractCallHook
 from .callables import refuse_class
 from .masks import broadcast, is_known
 from .step_hooks import (
@@ -24,6 +25,7 @@ from .step_hooks import (
     AbstractStepHook,
     data_for,
     local_of,
+    nothing,
     patterns_of,
     SiteCall,
 )
@@ -100,23 +102,40 @@ class AbstractSomewhere(AbstractStepHook):
         return patterns_of(self.hook)
 
 
-class InOneCall(AbstractSomewhere):
-    """Applies a hook in the one call of its site that this is for. (What the others are
-    given is zeros.)
+class CallIf(AbstractLocal):
+    """What stands around a call, which asks whether it does."""
+
+    hook: AbstractCallHook
+
+    def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
+        return Datum(_FLAG, per_example=False)
+
+    def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
+        raise NotImplementedError  # it has no value: see `_instrument/changed_call.py`
+
+
+class InCalls(AbstractSomewhere):
+    """Applies a hook in the calls of its site that this is for, but for some. (What the
+    others are given is zeros.)
     """
 
     hook: Any
+    but: tuple[int, ...] = eqx.field(static=True)
 
     @property
     def local_half(self) -> AbstractLocal:
+        if isinstance(self.hook, AbstractCallHook):
+            return CallIf(self.hook)
         return OnlyIf(local_of(self.hook))
 
     def data_of_call(self, call: SiteCall, wanted: Any) -> Any:
+        here = np.asarray(call.number not in self.but)
+        if isinstance(self.hook, AbstractCallHook):
+            return broadcast(here, wanted.shape)
         acts, inner = wanted
-        return (
-            broadcast(np.asarray(True), acts.shape),
-            data_for(self.hook, call, inner),
-        )
+        if not here:
+            return jtu.tree_map(nothing, wanted)
+        return broadcast(here, acts.shape), data_for(self.hook, call, inner)
 
 
 def check_hook(name: str, example: str, hook: Any) -> None:

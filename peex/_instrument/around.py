@@ -1,6 +1,7 @@
 """Calling a module with the sites around it."""
 
 import contextlib
+import functools as ft
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
@@ -15,6 +16,7 @@ from .._engine.notes import add_note
 from .._engine.primitives import lost
 from .._engine.site import ModuleKey, Side, Site
 from .._engine.values import is_state
+from .changed_call import changed
 from .forward_pass import call_with_names, method_and_module
 
 
@@ -67,11 +69,14 @@ def around(
                 args = (at_site(site, args[0]),)
             else:
                 args = at_site(site, args)
+        call = ft.partial(call_with_names, inside, fn) if inside else None
+        for site in reversed(outside):
+            if site.around is not None:
+                if call is None:
+                    call = lambda args, kwargs: fn(*args, **kwargs)
+                call = changed(site, call)
         try:
-            if inside:
-                out = call_with_names(inside, fn, args, kwargs)
-            else:
-                out = fn(*args, **kwargs)
+            out = fn(*args, **kwargs) if call is None else call(args, kwargs)
         except Exception as error:
             if key is not None:
                 add_note(error, _described(key, fn), args, kwargs)
@@ -131,8 +136,8 @@ def _is_spoken_to(
         )
     if mine is None:
         return False  # in a derivative rule: the function that it is of is heard
-    hook = site.hook
-    if hook is not None and (hook.shapes or hook.takes_data):
+    hooks = [fn for fn in (site.hook, site.around) if fn is not None]
+    if any(hook.shapes or hook.takes_data for hook in hooks):
         lost(
             site,
             "it ran after the hooked call had ended (in a derivative rule or a "

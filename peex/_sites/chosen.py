@@ -2,8 +2,11 @@
 
 import dataclasses
 import fnmatch
+from typing import Any
 
 from .._engine.site import INPUT, suffix_of
+from .keys import split_call
+from .patterns import key_matches
 
 
 def is_wild(pattern: str) -> bool:
@@ -16,7 +19,8 @@ class Chosen:
     """One chosen site: a module (or function) and its method; or a named value inside
     of that, and which one of its name (`None`: all). `call` is which further call of it
     (`None`: all); `is_input`, whether it is at the arguments; `alias`, the name of the
-    user's own.
+    user's own. `but` are further calls in which its hook doesn't act, since a dict of
+    hooks has another for them: of those, `own_hook` is true.
     """
 
     place: str
@@ -26,6 +30,8 @@ class Chosen:
     call: int | None = None
     is_input: bool = False
     alias: str | None = None
+    but: tuple[int, ...] = ()
+    own_hook: bool = False
 
     def key(self, root_method: str) -> str:
         """What it is called in the log."""
@@ -74,3 +80,29 @@ class Chosen:
         if self.inside is None or not fnmatch.fnmatchcase(name, self.inside):
             return False
         return None in (index, self.index) or index == self.index
+
+
+def with_calls(
+    chosen: tuple[Chosen, ...], hook_fn: Any, root_method: str
+) -> tuple[Chosen, ...]:
+    """What is chosen, with the further calls for which a dict of hooks has one of their
+    own, as `{"cell#1": hook}`.
+    """
+    patterns = hook_fn if isinstance(hook_fn, dict) else {}
+    calls = [
+        (p, n) for p, n in ((p, split_call(p)[1]) for p in patterns) if n is not None
+    ]
+    with_own: list[Chosen] = []
+    for each in chosen:
+        numbers = {
+            n
+            for pattern, n in calls
+            if each.call is None
+            and each.inside is None
+            and key_matches(pattern, f"{each.key(root_method)}#{n}", each.suffix)
+        }
+        with_own.append(dataclasses.replace(each, but=tuple(sorted(numbers))))
+        with_own += [
+            dataclasses.replace(each, call=n, own_hook=True) for n in sorted(numbers)
+        ]
+    return tuple(with_own)

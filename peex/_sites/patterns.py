@@ -125,7 +125,7 @@ def _module_matches(pattern: str, key: str) -> bool:
         return False
     path, method = split_method(pattern)
     key_path, key_method = split_method(key)
-    same = method == key_method and call in (None, key_call)
+    same = method in ("*", key_method) and call in (None, key_call)
     return same and (path == key_path or matches(split(path), split(key_path)))
 
 

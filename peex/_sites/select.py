@@ -239,7 +239,9 @@ def _modules_by_pattern(
     for place in all_places:
         if not matches(parts, place.key):
             continue
-        if method:
+        if method == "*":
+            chosen += [Chosen(place.name, name) for name in _methods(place)]
+        elif method:
             if _has_method(place, method):
                 chosen.append(Chosen(place.name, method))
         elif place.called:
@@ -253,6 +255,23 @@ def _modules_by_pattern(
 def _has_method(place: Place, method: str) -> bool:
     is_module = isinstance(place.node, eqx.Module)
     return is_module and callable(getattr(type(place.node), method, None))
+
+
+def _methods(place: Place) -> list[str]:
+    """The methods that the class of a module has, apart from Equinox's own."""
+    if not isinstance(place.node, eqx.Module):
+        return []
+    cls = type(place.node)
+    fields = {field.name for field in dataclasses.fields(place.node)}
+    names = {
+        name: None
+        for base in reversed(cls.__mro__)
+        if base not in eqx.Module.__mro__
+        for name in vars(base)
+        if name == "__call__" or not (name.startswith("__") or name in fields)
+    }
+    is_method = lambda found: callable(found) and not isinstance(found, type)
+    return [name for name in names if is_method(getattr(cls, name, None))]
 
 
 def probe_patterns(

@@ -14,12 +14,13 @@ from .._engine.numbering import Numbering
 from .._engine.site import Site
 from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
+from .._hooks.call_hooks import AbstractCallHook
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
 from .._log import described, Log
 from .._sites.walk import AbstractWrapper, with_fields
 from .hook_collector import HookCollector
-from .plan import Plan, plan
+from .plan import by_name, Plan, plan
 from .run import run
 from .types import Hook, LogFn, Method, Model, Where
 
@@ -157,6 +158,7 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
 
         What has no cotangent in a value (integers, random keys, functions) is `None`.
         """
+        _refuse_call_hooks(hook_fn)
         # First: it refuses what no module could hold.
         self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
         self.model = model
@@ -221,6 +223,17 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
                     "`.init(...)` again with arguments like those of this call."
                 )
         return out
+
+
+def _refuse_call_hooks(hook_fn: Any) -> None:
+    for name, one in by_name("hook_fn", hook_fn):
+        if isinstance(one, AbstractCallHook):
+            raise TypeError(
+                f"`{name}` of a BackwardHook is {type(one).__name__}, which stands "
+                "around a call, where there are no cotangents. Put it into a "
+                "`px.ForwardHook` inside: `px.BackwardHook(px.ForwardHook(model, "
+                "hook))`."
+            )
 
 
 def note_on_tracing(error: BaseException, what: str) -> None:

@@ -13,9 +13,10 @@ from .._engine.messages import ArraysAsk, Ask, DataAsk
 from .._engine.numbering import Numbering
 from .._engine.scope import Scope
 from .._engine.site import freeze, Frozen, Site
+from .._hooks.call_hooks import AbstractCallHook
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._hooks.only_if import InOneCall
+from .._hooks.only_if import InCalls
 from .._hooks.step_hooks import AbstractStepHook, nothing, SiteCall
 from .plan import by_name
 
@@ -55,13 +56,17 @@ class HookCollector(Collector):
         frozen = freeze(name, half, type(half) is IdentityLog, takes_data)
         self.frozen[name], self._arrays[name] = frozen
 
-    def of_one_call(self, name: str) -> Frozen:
-        """A hook that acts in one call of its module only."""
-        short = f"{name}, in one call"
+    def in_calls(self, name: str, but: tuple[int, ...] = ()) -> Frozen:
+        """A hook that acts in the calls that its site is of only, but for some."""
+        short = f"{name}, in calls but {but}"
         if short not in self._arrays:
-            hook = InOneCall(self._hooks[name])
+            hook = InCalls(self._hooks[name], but)
             self._freeze(short, hook, hook.local_half)
         return self.frozen[short]
+
+    def is_around(self, name: str | None) -> bool:
+        """Whether a hook stands around calls."""
+        return isinstance(self._hooks.get(name or ""), AbstractCallHook)
 
     @property
     def heard(self) -> list[Site]:

@@ -41,11 +41,14 @@ class SiteMaker:
         """A site, from its key, the names of its hook and log, and what `where` chose,
         if it did; `None` if there is nothing to do.
         """
-        call = None if chosen is None else chosen.call
+        call, but = (None, ()) if chosen is None else (chosen.call, chosen.but)
         plan, collector = self.plan, self.collector
         acting = collector.frozen.get(hook) if hook else None
-        if hook and acting is not None and call is not None:
-            acting = collector.of_one_call(hook)
+        if hook and acting is not None and (call is not None or but):
+            acting = collector.in_calls(hook, but)
+        around = None
+        if collector.is_around(hook):
+            acting, around = None, acting if chosen is not None else None
         site = Site(
             key=key,
             depth=collector.scope.depth,
@@ -53,6 +56,7 @@ class SiteMaker:
             backward=self.backward,
             side=Side.INPUT if chosen is not None and chosen.is_input else plan.side,
             hook=acting,
+            around=around,
             log=collector.frozen.get(log) if log else None,
             asked=bool(plan.asked),
             while_buffer=plan.while_buffer,
@@ -61,8 +65,8 @@ class SiteMaker:
             call=call,
             alias=None if chosen is None else chosen.named(suffix),
         )
-        acts = site.hook is not None or site.log is not None or site.asked
-        return site if acts else None
+        acts = any(fn is not None for fn in (site.hook, site.around, site.log))
+        return site if acts or site.asked else None
 
     def of_probe(self, module: str, name: str, index: int) -> Site | None:
         """The site of a probe, met while the method of a module ran."""

@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 
 from .._engine.site import Side
+from .._hooks.call_hooks import AbstractCallHook
 from .._hooks.callables import refuse_class
 from .._hooks.step_hooks import AbstractStepHook
 from .._instrument.instrument import Memo
-from .._sites.chosen import Chosen
+from .._sites.chosen import Chosen, with_calls
 from .._sites.patterns import assign
 from .._sites.places import Place, places
 from .._sites.select import probe_patterns, select
@@ -107,6 +109,7 @@ def plan(
             "isn't negative, or None for any."
         )
     chosen, asked = select(model, all_places, where, root_method)
+    chosen = with_calls(chosen, hook_fn, root_method)
     key_of = {c: c.key(root_method) for c in chosen}
     keys = {key: (c.named(c.suffix) or ("", c.suffix))[1] for c, key in key_of.items()}
     inside = [key for c, key in key_of.items() if c.inside is not None]
@@ -125,6 +128,8 @@ def plan(
         if where is None and not pre:
             patterns = probe_patterns(model, fn, keys, root_method)
         acting[what] = assign(what, fn, keys, patterns)
+        if what == "log_fn":  # what has a hook of its own has the log of all calls
+            acting[what].update((key_of[c], None) for c in chosen if c.own_hook)
         probed += [(what, pattern) for pattern in patterns]
         for pattern, one in fn.items() if isinstance(fn, dict) else ():
             name = f"{what}[{pattern!r}]"
@@ -136,6 +141,7 @@ def plan(
             if one is not None and at:
                 patterns_acting.append((what, pattern, at))
     hooks, logs = acting["hook_fn"], acting["log_fn"]
+    _check_call_hooks(hook_fn, {key: hooks[key] for key in inside})
     return Plan(
         tuple([(c, hooks[key], logs[key]) for c, key in key_of.items()]),
         tuple(
@@ -151,6 +157,22 @@ def plan(
         while_buffer,
         max_bytes,
     )
+
+
+def _check_call_hooks(hook_fn: Any, inside: Mapping[str, str | None]) -> None:
+    """Refuses hooks around calls at values inside of modules."""
+    names = {
+        name
+        for name, one in by_name("hook_fn", hook_fn)
+        if isinstance(one, AbstractCallHook)
+    }
+    for key, name in inside.items():
+        if name in names:
+            raise TypeError(
+                f"{key!r} is a value inside of a module, and no call: an AroundCall or "
+                "ReplaceCall stands around the call of a module. Name the module, or "
+                "use a hook of values, as `px.ReplaceHook(value)`."
+            )
 
 
 def _side(pre: bool, with_kwargs: bool) -> Side:

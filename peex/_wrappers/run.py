@@ -107,6 +107,9 @@ def _run(
 def _instrumented(known: Structured, make: SiteMaker) -> Any:
     """The model with the sites of a run put in."""
     plan, collector = make.plan, make.collector
+    for chosen, hook, _ in plan.chosen:
+        if hook in collector.frozen and (chosen.call is not None or chosen.but):
+            collector.in_calls(hook, chosen.but)
     key = (
         collector.scope.depth,
         collector.direct,

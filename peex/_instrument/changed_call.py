@@ -1,0 +1,100 @@
+"""Calling a module by a hook that stands around its call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import lax
+from jax.core import Tracer
+
+from .._engine.apply import difference, is_array
+from .._engine.at_site import given_at
+from .._engine.notes import add_note
+from .._engine.site import Site
+from .._errors import HookShapeError
+
+
+# A call, of the arguments by position and by name.
+Made = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def changed(site: Site, call: Made) -> Made:
+    """A call with the hook of a site around it."""
+
+    def around(args: Any, kwargs: Any) -> Any:
+        assert site.around is not None
+        hook, acts = given_at(site, site.around, jtu.tree_leaves((args, kwargs)))
+        if acts is None:
+            return _run(site, hook, call, args, kwargs)
+        hook = hook.hook
+        if not isinstance(acts, Tracer):
+            if acts:
+                return _run(site, hook, call, args, kwargs)
+            return call(args, kwargs)
+        dynamic, static = eqx.partition((args, kwargs), is_array)
+        rest = None
+
+        def original(dynamic: Any) -> Any:
+            nonlocal rest
+            args, kwargs = eqx.combine(dynamic, static)
+            out, rest = eqx.partition(call(args, kwargs), is_array)
+            return _strong(out)
+
+        def new(dynamic: Any) -> Any:
+            args, kwargs = eqx.combine(dynamic, static)
+            out = _run(site, hook, call, args, kwargs)
+            return _strong(eqx.filter(out, is_array))
+
+        return eqx.combine(lax.cond(acts, new, original, dynamic), rest)
+
+    return around
+
+
+def _strong(tree: Any) -> Any:
+    """Arrays of types that aren't weak: those of the other branch may not be."""
+
+    def one(x: Any) -> Any:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return x if is_key else lax.convert_element_type(x, x.dtype)
+
+    return jtu.tree_map(one, tree)
+
+
+def _run(
+    site: Site, hook: Callable[..., Any], call: Made, args: Any, kwargs: Any
+) -> Any:
+    """What a hook makes of a call.
+
+    **Raises:** `HookShapeError` for an output unlike that of the call.
+    """
+    made: list[Any] = []
+
+    def original(*args: Any, **kwargs: Any) -> Any:
+        out = call(args, kwargs)
+        made[:] = [out]
+        return out
+
+    name = type(hook).__name__
+    try:
+        out = hook(original, *args, **kwargs)
+    except Exception as error:
+        add_note(error, f"the hook_fn of the site {site.key!r} ({name})", args, kwargs)
+        raise
+    if not made:
+        # Only traced: nothing of it runs, and no site in it is heard.
+        made.append(eqx.filter_eval_shape(call, args, kwargs))
+    is_known = lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+    expected = eqx.filter(made[0], is_known)
+    old, structure = jtu.tree_flatten(expected)
+    found = difference(old, structure, eqx.filter(out, is_array))
+    if found is not None:
+        kind, wanted, got = found
+        raise HookShapeError(
+            f"The hook_fn of the site {site.key!r}, {name}, returned an output of "
+            f"another {kind} than the call does: expected {wanted}, got {got}. Return "
+            "one like it; to see what the call returns, `px.report(model, *args)`."
+        )
+    return out
