@@ -29,11 +29,31 @@ class Sizes(NamedTuple):
     chain_width: int = 64
     steps: int = 256
     vit_layers: int = 30
+    # Of a language model, whose weights are too many for a cache: a third of the layers
+    # of SmolLM2-135M, 40 million parameters.
+    lm_width: int = 576
+    lm_heads: int = 9
+    lm_layers: int = 10
+
+    def of_lm(self) -> "Sizes":
+        return self._replace(
+            width=self.lm_width, heads=self.lm_heads, layers=self.lm_layers
+        )
 
 
 FULL = Sizes()
 TINY = Sizes(
-    width=8, heads=2, layers=3, tokens=5, batch=2, chain_width=4, steps=5, vit_layers=1
+    width=8,
+    heads=2,
+    layers=3,
+    tokens=5,
+    batch=2,
+    chain_width=4,
+    steps=5,
+    vit_layers=1,
+    lm_width=8,
+    lm_heads=2,
+    lm_layers=2,
 )  # for tests
 
 

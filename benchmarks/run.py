@@ -18,13 +18,17 @@ import jax
 
 # As a script, this isn't part of a package.
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
-from benchmarks import calls, compiled, models, timing, tracing
+from benchmarks import calls, compiled, models, patching, timing, tracing
 from benchmarks.contestants import PEERS
 from benchmarks.rows import Bench, Figure, Outcome
 
 
-# The row on the sweep of patches comes in a file of its own here.
-FIGURES = (*compiled.FIGURES, *tracing.FIGURES, *calls.FIGURES)
+FIGURES = (
+    *compiled.FIGURES,
+    *tracing.FIGURES,
+    *calls.FIGURES,
+    *patching.FIGURES,
+)
 
 _PACKAGES = (
     "jax",

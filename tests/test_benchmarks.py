@@ -20,7 +20,15 @@ pytestmark = pytest.mark.usefixtures("optimised")
 
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
-from benchmarks import compiled, contestants, models, run, timing, tracing
+from benchmarks import (
+    compiled,
+    contestants,
+    models,
+    patching,
+    run,
+    timing,
+    tracing,
+)
 from benchmarks.rows import Bench, Comparison, Figure, Outcome
 
 
@@ -125,6 +133,12 @@ def test_both_logs(bench, case):
     outcome = tracing.both_logs(bench, case)
     assert list(outcome.cells) == ["unhooked", "value_and_grad"]
     assert outcome.value > 1
+
+
+@pytest.mark.parametrize("measure", [patching.sweep_time, patching.loop_time])
+def test_sweeps_compute_the_same(bench, measure):
+    outcome = measure(bench, "2 tokens")  # which it checks
+    assert all(outcome.checks.values())
 
 
 def test_what_a_program_holds():

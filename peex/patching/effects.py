@@ -10,8 +10,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from .._errors import PeexError
-from .._sites.patterns import key_matches, nearest
+from .._errors import PeexError, SiteNotFoundError
+from .._log.keys import in_order_of_numbers
+from .._sites.patterns import logged_matches, nearest
 from .._table import Shown, Table
 from .frame import metric_name, to_dataframe
 from .plot import plot
@@ -166,7 +167,7 @@ class Effects(eqx.Module, Shown):
 
     def normalised(self) -> "Effects":
         """`(metric - corrupted) / (clean - corrupted)`: 0 is as in the corrupted run, 1
-        as in the clean one ([Wang et al., 2022](https://arxiv.org/abs/2211.00593)).
+        as in the clean one ([Zhang and Nanda, 2023](https://arxiv.org/abs/2309.16042)).
 
         **Returns:**
 
@@ -216,16 +217,17 @@ class Effects(eqx.Module, Shown):
 
         **Returns:**
 
-        A pytree of arrays `[sites, *swept, *metric.shape]`, in the order of the keys.
+        A pytree of arrays `[sites, *swept, *metric.shape]`, in the order of the numbers
+        in the keys, as [`peex.Log.stack`][] has it.
 
         **Raises:**
 
-        [`peex.PeexError`][] if the pattern matches nothing, or sites that don't have
-        the same axes.
+        [`peex.SiteNotFoundError`][] if the pattern matches nothing,
+        [`peex.PeexError`][] if sites don't have the same axes.
         """
-        keys = [key for key in self if key_matches(pattern, key, _suffix(key))]
+        keys = in_order_of_numbers(k for k in self if logged_matches(pattern, k))
         if not keys:
-            raise PeexError(
+            raise SiteNotFoundError(
                 f"The pattern {pattern!r} matches none of the sites of these effects. "
                 f"Nearest: {nearest(pattern, self)}."
             )
@@ -341,8 +343,3 @@ def _inexact(x: Any) -> Array:
     x = jnp.asarray(x)
     is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
     return x if is_inexact else x.astype(jnp.result_type(float))
-
-
-def _suffix(key: str) -> str:
-    """What a key has behind that of a module, if it is of a value inside."""
-    return key[key.index("/") :] if "/" in key else ""

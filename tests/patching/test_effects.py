@@ -91,7 +91,7 @@ def test_nothing_to_normalise_by():
 
 def test_stack():
     layer = lambda i: {"loss": jnp.full((3, 2), i)}
-    values = {f"layers.{i}": layer(i) for i in (0, 1, 2, 10)}
+    values = {f"layers.{i}": layer(i) for i in (0, 10, 1, 2)}
     clean = {"loss": jnp.zeros(2, int)}
     others = {"layers.0/relu": layer(7), "odd.0": layer(1), "odd.1": clean}
     axes = dict.fromkeys([*values, "layers.0/relu", "odd.0"], ("pos",)) | {"odd.1": ()}
@@ -99,7 +99,9 @@ def test_stack():
     stacked = e.stack("layers.*")["loss"]
     assert stacked.shape == (4, 3, 2) and stacked[:, 0, 0].tolist() == [0, 1, 2, 10]
     assert e.stack("layers.*/relu")["loss"].shape == (1, 3, 2)
-    with pytest.raises(px.PeexError, match="'layer.*' matches none.* 'layers.0'"):
+    with pytest.raises(
+        px.SiteNotFoundError, match="'layer.*' matches none.* 'layers.0'"
+    ):
         e.stack("layer.*")
     with pytest.raises(
         px.PeexError,
