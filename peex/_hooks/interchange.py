@@ -49,7 +49,7 @@ class _Rotation(AbstractLocal):
         if self.boundary is not None:
             places = jnp.arange(rank, dtype=basis.dtype) + 0.5
             gate = jax.nn.sigmoid((self.boundary * rank - places) / self.temperature)
-        into = basis * gate
+        into = basis * gate[None]
 
         def act(x: Any) -> Array:
             difference = lax.stop_gradient(source).astype(x.dtype) - x
