@@ -19,6 +19,8 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Name a value in a model's own code: `probe`. See into a primitive of your own:
   `register_rule`.
 - Experiments with two runs: `patching`.
+- Keep state, named by the paths of the model: `StateEntry` marks it, `StateKey` stands
+  for it once `export_state` has taken it out; `update_state`, `import_state`.
 - Let go of what calls have left in caches: `clear_caches`.
 - What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
   `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
@@ -82,6 +84,9 @@ from ._log import Log as Log
 from ._report.report import report as report
 from ._report.result import Report as Report, ReportDiff as ReportDiff
 from ._report.sites import Sites as Sites, sites as sites
+from ._state.entries import StateEntry as StateEntry, StateKey as StateKey
+from ._state.export import export_state as export_state, import_state as import_state
+from ._state.update import update_state as update_state
 from ._wrappers.backward import BackwardHook as BackwardHook
 from ._wrappers.forward import ForwardHook as ForwardHook
 from ._wrappers.value_and_grad import Logs as Logs, value_and_grad as value_and_grad
@@ -133,15 +138,20 @@ __all__ = [
     "SiteNotFoundError",
     "Sites",
     "SpliceHook",
+    "StateEntry",
+    "StateKey",
     "View",
     "WithData",
     "ZeroHook",
     "clear_caches",
+    "export_state",
+    "import_state",
     "patching",
     "probe",
     "register_rule",
     "report",
     "sites",
     "trainable",
+    "update_state",
     "value_and_grad",
 ]

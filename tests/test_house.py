@@ -17,7 +17,7 @@ FLOORS = [
     {"_compat", "_errors", "_table", "_text"},
     {"_engine"},
     {"_sites", "_program"},
-    {"_instrument", "_log"},
+    {"_instrument", "_log", "_state"},
     {"_hooks"},
     {"_wrappers"},
     {"_report"},
