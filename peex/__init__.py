@@ -3,7 +3,8 @@ computed (activations) and received (cotangents), or changes them on the way.
 
 - Wrap a model: `ForwardHook`, `BackwardHook`, `value_and_grad` (which returns `Logs`).
   What comes back is a `Log`.
-- See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`).
+- See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`), and
+  the calls as a tree in which they can be replaced, `trace` (`CallTree`).
 - Change values: `AddHook`, `ScaleHook`, `ClampHook`, `NoiseHook`; take them away:
   `ZeroHook`, `MeanHook`, `ReplaceHook`, `ProjectHook`; put in those of another run:
   `PatchHook`, and `RotateHook` and `MaskHook`, which are trained (`trainable` says what
@@ -84,6 +85,7 @@ from ._log import Log as Log
 from ._report.report import report as report
 from ._report.result import Report as Report, ReportDiff as ReportDiff
 from ._report.sites import Sites as Sites, sites as sites
+from ._report.trace import CallTree as CallTree, trace as trace
 from ._state.entries import StateEntry as StateEntry, StateKey as StateKey
 from ._state.export import export_state as export_state, import_state as import_state
 from ._state.update import update_state as update_state
@@ -101,6 +103,7 @@ __all__ = [
     "At",
     "AtStep",
     "BackwardHook",
+    "CallTree",
     "Chain",
     "ClampHook",
     "ForwardHook",
@@ -151,6 +154,7 @@ __all__ = [
     "register_rule",
     "report",
     "sites",
+    "trace",
     "trainable",
     "update_state",
     "value_and_grad",

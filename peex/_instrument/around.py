@@ -70,11 +70,10 @@ def around(
             else:
                 args = at_site(site, args)
         call = ft.partial(call_with_names, inside, fn) if inside else None
-        for site in reversed(outside):
-            if site.around is not None:
-                if call is None:
-                    call = lambda args, kwargs: fn(*args, **kwargs)
-                call = changed(site, call)
+        arounds = [site for site in outside if site.around is not None]
+        if arounds:
+            call = call or (lambda args, kwargs: fn(*args, **kwargs))
+            call = changed(arounds, call, args, kwargs)
         try:
             out = fn(*args, **kwargs) if call is None else call(args, kwargs)
         except Exception as error:

@@ -1,6 +1,7 @@
 """Calling a module by a hook that stands around its call."""
 
-from collections.abc import Callable
+import functools as ft
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -21,36 +22,45 @@ from .._errors import HookShapeError
 Made = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def changed(site: Site, call: Made) -> Made:
-    """A call with the hook of a site around it."""
-
-    def around(args: Any, kwargs: Any) -> Any:
-        assert site.around is not None
-        hook, acts = given_at(site, site.around, jtu.tree_leaves((args, kwargs)))
+def changed(sites: Sequence[Site], call: Made, args: Any, kwargs: Any) -> Made:
+    """A call with the hooks of these sites around it, the first outermost."""
+    # All are asked first, at each call: they are numbered by that.
+    leaves = jtu.tree_leaves((args, kwargs))
+    given = [given_at(site, site.around, leaves) for site in sites if site.around]
+    for site, (hook, acts) in reversed(list(zip(sites, given, strict=True))):
         if acts is None:
-            return _run(site, hook, call, args, kwargs)
-        hook = hook.hook
-        if not isinstance(acts, Tracer):
-            if acts:
-                return _run(site, hook, call, args, kwargs)
-            return call(args, kwargs)
-        dynamic, static = eqx.partition((args, kwargs), is_array)
-        rest = None
+            call = ft.partial(_run, site, hook, call)
+        elif isinstance(acts, Tracer):
+            call = ft.partial(_either, site, hook.hook, call, acts)
+        elif acts:
+            call = ft.partial(_run, site, hook.hook, call)
+    return call
 
-        def original(dynamic: Any) -> Any:
-            nonlocal rest
-            args, kwargs = eqx.combine(dynamic, static)
-            out, rest = eqx.partition(call(args, kwargs), is_array)
-            return _strong(out)
 
-        def new(dynamic: Any) -> Any:
-            args, kwargs = eqx.combine(dynamic, static)
-            out = _run(site, hook, call, args, kwargs)
-            return _strong(eqx.filter(out, is_array))
+def _either(
+    site: Site,
+    hook: Callable[..., Any],
+    call: Made,
+    acts: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """What a hook makes of a call where it acts, else the call."""
+    dynamic, static = eqx.partition((args, kwargs), is_array)
+    rest = None
 
-        return eqx.combine(lax.cond(acts, new, original, dynamic), rest)
+    def original(dynamic: Any) -> Any:
+        nonlocal rest
+        args, kwargs = eqx.combine(dynamic, static)
+        out, rest = eqx.partition(call(args, kwargs), is_array)
+        return _strong(out)
 
-    return around
+    def new(dynamic: Any) -> Any:
+        args, kwargs = eqx.combine(dynamic, static)
+        out = _run(site, hook, call, args, kwargs)
+        return _strong(eqx.filter(out, is_array))
+
+    return eqx.combine(lax.cond(acts, new, original, dynamic), rest)
 
 
 def _strong(tree: Any) -> Any:

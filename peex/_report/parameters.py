@@ -32,6 +32,31 @@ class Parameter:
     def count(self) -> int:
         return math.prod(self.shape)
 
+    def total(self, grads: Any) -> Any:
+        """The sum of what a pytree like the model, as its gradient, has at the places
+        of this parameter: of a layer that is stored twice, the gradient with respect to
+        the one array that it has.
+        """
+        found: dict[str, Any] = {}
+
+        def visit(key: Key, node: Any) -> None:
+            if is_array_or_shape(node):
+                found[".".join(key)] = node
+            elif isinstance(node, eqx.nn.Shared):
+                visit((*key, "pytree"), node.pytree)
+            else:
+                for child in children(key, node):
+                    visit(*child)
+
+        visit((), grads)
+        mine = [found[use] for use in self.uses if use in found]
+        if not mine:
+            raise KeyError(
+                f"There is nothing at {self.uses[0]!r} in what was given. Give a "
+                "pytree like the model, as `eqx.filter_grad(loss)(model)` is."
+            )
+        return sum(mine[1:], mine[0])
+
     @property
     def bytes(self) -> int:
         return self.count * self.dtype.itemsize

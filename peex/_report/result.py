@@ -258,6 +258,44 @@ class Report(HasParameters, Shown):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def calls_of(self, parameter: str) -> tuple[str, ...]:
+        """The keys of the calls that use a parameter, by any of its places: those of
+        the modules that hold it themselves, as `"b.shared"` and `"b.shared#1"` of
+        `"b.shared.weight"`.
+        """
+        return tuple(path[-1] for path in self._paths_to(parameter))
+
+    def owner(self, parameter: str) -> str:
+        """The key of the deepest call around all calls that use a parameter; `"."` if
+        that is the whole.
+        """
+        paths = self._paths_to(parameter)
+        shared = (keys for keys in zip(*paths, strict=False) if len(set(keys)) == 1)
+        around = [keys[0] for keys in shared]
+        return around[-1] if around else "."
+
+    def _paths_to(self, parameter: str) -> list[tuple[str, ...]]:
+        """For each call that uses a parameter, the keys of those around it, and its."""
+        known = {use: p for p in self.parameters for use in p.uses}
+        if parameter not in known:
+            raise KeyError(
+                f"{parameter!r} isn't a parameter of this report. Nearest: "
+                f"{nearest(parameter, known)}"
+            )
+        paths: list[tuple[str, ...]] = []
+
+        def visit(call: Call, around: tuple[str, ...]) -> bool:
+            path = (*around, call.key)
+            inside = [visit(child, path) for child in call.children]
+            uses = known[parameter] in call.parameters
+            if uses and not any(inside):
+                paths.append(path)
+            return uses or any(inside)
+
+        for call in self.tree.children:
+            visit(call, ())
+        return paths
+
     @property
     def log_bytes(self) -> int:
         """What a log of the values of all entries would take."""

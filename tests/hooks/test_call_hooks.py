@@ -88,6 +88,18 @@ def test_each_call_has_the_first_hook_that_matches():
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_another_replacement_for_each_call(run):
+    """Which call this is is asked of each, whatever the others do."""
+    hooks = {
+        f"b.shared#{i}": px.ReplaceCall(f) for i, f in enumerate((jnp.sin, jnp.cos))
+    }
+    expected = jax.vmap(lambda x: twin(x, jnp.sin, jnp.cos))(XS)
+    assert_close(run(px.ForwardHook(NET, hooks, method=BATCH))(XS)[0], expected)
+    jitted = lambda net, xs: jax.vmap(jax.jit(lambda x: net(x)))(xs)
+    assert_close(run(px.ForwardHook(NET, hooks, method=jitted))(XS)[0], expected)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_around_a_call(run):
     """Once, twice, never, and with other arguments."""
     shared = NET.b.shared
