@@ -138,7 +138,7 @@ def trace(
         model = Twice(eqx.nn.Linear(4, 4, key=jax.random.key(0)))
         x = jnp.ones(4)
         tree = px.trace(model, x)
-        print(tree)  # the calls, one within the other
+        str(tree)  # the calls, one within the other
         out = tree.replace("shared#1", lambda x: -x)(x)
         # -tanh(shared(x))
         ```
