@@ -1,5 +1,6 @@
 """Figures of sweeps: one program for all places, next to the same written by hand."""
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,46 @@ def loop_time(bench: Bench, case: str) -> Outcome:
     )
 
 
+def peer_time(bench: Bench, case: str) -> Outcome:
+    """Next to TransformerLens's own loop, of a language model with equal weights."""
+    try:
+        peer: Any = importlib.import_module(
+            f"{__package__}.peers.transformer_lens_sweep"
+        )
+    except ImportError as error:
+        cells = {"peex": "not measured", "by hand": f"not here: {error}"}
+        return Outcome(cells, 0.0, {}, {})
+    sizes, tokens = bench.sizes.of_lm(), int(case.split()[0])
+    calls = sweeps(sizes, tokens)
+    stacked, model = (
+        Model(sizes, key=jr.key(0)),
+        models.Transformer(sizes, key=jr.key(0)),
+    )
+    layers = [
+        jax.tree.map(lambda x, i=i: x[i] if eqx.is_array(x) else x, stacked.layers)
+        for i in range(sizes.layers)
+    ]
+    model = eqx.tree_at(lambda m: m.layers, model, layers)
+    clean, corrupted = jr.normal(jr.key(1), (2, tokens, sizes.width))
+    theirs = peer.sweep(model, clean, corrupted, metric_of_torch)
+    assert_same("TransformerLens", {"metric": calls["peex"]()}, {"metric": theirs()})
+    effort = bench.effort._replace(least=min(bench.effort.least, 3))
+    times = race({"peex": calls["peex"], "TransformerLens": theirs}, effort)
+    ratio = times.ratio("peex", "TransformerLens")
+    loop = f"its loop takes {duration(times.median('TransformerLens'))}"
+    return Outcome(
+        {"peex": f"{1 / ratio:.1f} times as fast", "TransformerLens": loop},
+        ratio,
+        {},
+        {"seconds": {name: times.median(name) for name in times.rounds}},
+    )
+
+
+def metric_of_torch(out: Any) -> Any:
+    """That of the others, of a tensor."""
+    return out[-1, : out.shape[1] // 2].sum()
+
+
 _CASES = ("5 tokens", "14 tokens")
 
 FIGURES = (
@@ -156,5 +197,12 @@ FIGURES = (
         "3.5 times as fast",
         1 / 3.5,
         loop_time,
+    ),
+    Figure(
+        "sweep next to TransformerLens's own loop",
+        _CASES[:1],
+        "10 times as fast",
+        1 / 10,
+        peer_time,
     ),
 )

@@ -27,7 +27,7 @@ def contestant(case: Case) -> Contestant:
     if not isinstance(transformer, Transformer):
         raise Unsupported("has transformers alone")
     depth = len(transformer.layers)
-    model = _model(transformer, len(case.x))
+    model = model_of(transformer, len(case.x))
     # From the key to the name of the hook point.
     points = {
         f"layers.{i}.{key}": f"blocks.{i}.{_POINTS[key]}"
@@ -60,7 +60,8 @@ def contestant(case: Case) -> Contestant:
     )
 
 
-def _model(transformer: Transformer, tokens: int) -> Any:
+def model_of(transformer: Transformer, tokens: int) -> Any:
+    """The model in TransformerLens, with these parameters."""
     first = transformer.layers[0]
     width, heads = len(first.q.bias), first.heads
     config = transformer_lens.HookedTransformerConfig(
