@@ -18,7 +18,7 @@ import jax
 
 # As a script, this isn't part of a package.
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
-from benchmarks import calls, compiled, models, patching, timing, tracing
+from benchmarks import attribution, calls, compiled, models, patching, timing, tracing
 from benchmarks.contestants import PEERS
 from benchmarks.rows import Bench, Figure, Outcome
 
@@ -28,6 +28,7 @@ FIGURES = (
     *tracing.FIGURES,
     *calls.FIGURES,
     *patching.FIGURES,
+    *attribution.FIGURES,
 )
 
 _PACKAGES = (

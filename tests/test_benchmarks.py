@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("optimised")
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from benchmarks import (
+    attribution,
     compiled,
     contestants,
     models,
@@ -139,6 +140,12 @@ def test_both_logs(bench, case):
 def test_sweeps_compute_the_same(bench, measure):
     outcome = measure(bench, "2 tokens")  # which it checks
     assert all(outcome.checks.values())
+
+
+def test_attribution_computes_the_same(bench):
+    outcome = attribution.in_forwards(bench, "2 tokens")  # which it checks
+    assert outcome.value > 1
+    assert attribution.next_to_by_hand(bench, "2 tokens").value > 0
 
 
 def test_what_a_program_holds():

@@ -14,13 +14,11 @@ from jax.core import Tracer
 from jaxtyping import Array, Int, PyTree
 
 from .._errors import LogTooLargeError
-from .._hooks.at import At
-from .._hooks.from_log import PatchHook
 from .._log import Log
-from .._sites.chosen import is_wild
 from .._text import shown_bytes
 from .._wrappers.budget import num_bytes
 from .._wrappers.forward import ForwardHook
+from .patched import patched
 from .places import SweptSite
 from .runs import measured
 
@@ -36,11 +34,8 @@ def _patched(
     """The metric of runs that are patched at the places of one chunk."""
 
     def one(place: Int[Array, ""]) -> PyTree[Array]:
-        # The first pattern that matches is taken, and "cell" matches "cell#1".
-        ordered = sorted(sites, key=lambda s: (is_wild(s.key), -s.key.count("#")))
-        masks = {site.key: site.mask(place) for site in ordered}
-        patch = At(PatchHook(source), masks)
-        out, _ = eqx.tree_at(lambda h: h.hook_fn, hooked, patch)(*args)
+        masks = {site.key: site.mask(place) for site in sites}
+        out, _ = patched(hooked, source, masks)(*args)
         return measured(metric, out)
 
     return jax.vmap(one)(chunk)

@@ -90,7 +90,7 @@ def places(
 
     **Raises:** where names or windows don't fit.
     """
-    names = _names(log, axes)
+    names = names_of(log, axes)
     widths = {"layer": windows} if isinstance(windows, int) else dict(windows or {})
     known = {name for one in names.values() for name in one.named}
     for name, width in widths.items():
@@ -104,7 +104,7 @@ def places(
     made: list[SweptSite] = []
     offset = 0
     for key, entry in log.items():
-        shape = _only_array(key, entry).shape
+        shape = only_array(key, entry).shape
         split = names[key].split(shape, f"The log of the site {key!r}")
         mine = tuple(widths.get(name, 1) for name in names[key].names)
         for name, n, width in zip(names[key].names, split, mine, strict=True):
@@ -125,10 +125,13 @@ def places(
     return tuple(made)
 
 
-def _names(
-    log: Mapping[str, Any], axes: str | Mapping[str, str]
+def names_of(
+    log: Mapping[str, Any], axes: str | Mapping[str, str], swept: bool = True
 ) -> dict[str, AxisNames]:
-    """The names of the axes at each site."""
+    """The names of the axes at each site.
+
+    **Raises:** if there are none for a site; or, if it is to be swept, only `_`.
+    """
     patterns = {"**": axes} if isinstance(axes, str) else axes
     parsed = {pattern: AxisNames.parse(text) for pattern, text in patterns.items()}
     made = {}
@@ -144,7 +147,7 @@ def _names(
                 f"its axes, as in `axes={{{key!r}: ..., **axes}}`, or choose fewer "
                 "sites with `where`."
             )
-        if not parsed[pattern].named:
+        if swept and not parsed[pattern].named:
             raise PeexError(
                 f"{parsed[pattern].text!r} names no axis of the site {key!r}, so "
                 f"there is nothing to sweep: `_` is patched whole. It logs {shown}; "
@@ -160,7 +163,7 @@ def _names(
     return made
 
 
-def _only_array(key: str, entry: Any) -> jax.ShapeDtypeStruct | Array:
+def only_array(key: str, entry: Any) -> jax.ShapeDtypeStruct | Array:
     """The array that is the value of a site."""
     leaves = jtu.tree_leaves(entry)
     if len(leaves) != 1:

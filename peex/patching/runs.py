@@ -51,7 +51,7 @@ class Runs:
         **Raises:** if the sites of one don't have the keys and shapes of the other's.
         """
         # What is jitted is traced once for this and for running it.
-        both = lambda *args: [_run(self.hooked, self.metric, one) for one in args]
+        both = lambda *args: [run_logged(self.hooked, self.metric, one) for one in args]
         made = eqx.filter_eval_shape(both, self.clean, self.corrupted)
         clean, corrupted = (Run(*run) for run in made)
         _check_alike(clean.log, corrupted.log)
@@ -62,9 +62,9 @@ class Runs:
 
         **Raises:** if a site that runs under a condition did so in one of them alone.
         """
-        clean = Run(*_run(self.hooked, self.metric, self.clean))
-        corrupted = Run(*_run(self.hooked, self.metric, self.corrupted))
-        _check_counts(clean.log, corrupted.log)
+        clean = Run(*run_logged(self.hooked, self.metric, self.clean))
+        corrupted = Run(*run_logged(self.hooked, self.metric, self.corrupted))
+        check_counts(clean.log, corrupted.log)
         return clean, corrupted
 
 
@@ -75,7 +75,7 @@ def as_arguments(args: Any) -> tuple[Any, ...]:
 
 # What it is given is an argument: the next call with the same shapes is compiled.
 @eqx.filter_jit
-def _run(
+def run_logged(
     hooked: ForwardHook, metric: Callable[[Any], Any], args: tuple[Any, ...]
 ) -> tuple[PyTree, Log]:
     out, log = hooked(*args)
@@ -118,7 +118,8 @@ def _check_alike(clean: Log, corrupted: Log) -> None:
             )
 
 
-def _check_counts(clean: Log, corrupted: Log) -> None:
+def check_counts(clean: Log, corrupted: Log) -> None:
+    """**Raises:** if a site that runs under a condition did so in one run alone."""
     for key, count in clean.counts.items():
         other = corrupted.counts[key]
         if isinstance(count, Tracer) or isinstance(other, Tracer):

@@ -1,35 +1,32 @@
 """Activation patching at all places of a model: `sweep`."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TYPE_CHECKING
-
-from jaxtyping import PyTree
+from collections.abc import Mapping
+from typing import Any
 
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import Log
 from .._wrappers.forward import ForwardHook
 from .._wrappers.types import Method, Where
 from .chunks import Program
+from .direction import (
+    base_of,
+    check_direction,
+    Direction,
+    given_and_base,
+    Metric,
+    Source,
+)
 from .effects import Effects
 from .places import by_site, places
 from .runs import as_arguments, Runs
 from .sources import check_source, made_source
 
 
-if TYPE_CHECKING:
-    Source = Literal["clean", "zero", "mean"] | Log
-    Direction = Literal["denoising", "noising"]
-else:
-    # Checked by peex itself, whose errors say what to write instead.
-    Source = Direction = Any
-
-
 def sweep(
     model: Any,
     clean: Any,
     corrupted: Any,
-    metric: Callable[[Any], PyTree],
+    metric: Metric,
     *,
     where: Where,
     axes: str | Mapping[str, str],
@@ -127,12 +124,7 @@ def sweep(
     several arrays, or windows don't fit; `TypeError` for arguments of other types.
     [`peex.LogTooLargeError`][] if one place at a time would take more than `max_bytes`.
     """
-    if direction not in ("denoising", "noising"):
-        raise TypeError(
-            f'`direction={direction!r}` isn\'t known. Write "denoising", which puts '
-            'values of the clean run into the corrupted one, or "noising", which does '
-            "the reverse."
-        )
+    check_direction(direction)
     if batch_size < 1:
         raise TypeError(
             f"`batch_size={batch_size}` is how many places are run at once: a positive "
@@ -146,16 +138,13 @@ def sweep(
     check_source(source, shapes.log, sites)
 
     clean_run, corrupted_run = runs.run()
-    if direction == "denoising":
-        given, base, args, name = clean_run, corrupted_run, runs.corrupted, "corrupted"
-    else:
-        given, base, args, name = corrupted_run, clean_run, runs.clean, "clean"
+    given, base = given_and_base(direction, clean_run, corrupted_run)
+    _, args = given_and_base(direction, runs.clean, runs.corrupted)
     put_in = made_source(source, given.log, base.log, sites)
     patched = ForwardHook(model, IdentityHook(), None, **choose)
     program = Program(patched, put_in, sites, metric, args)
     size = program.batch_size(batch_size, max_bytes, shapes.metric)
     values = by_site(sites, program.run(size, progress))
     axis_names = {site.key: tuple(site.names[i] for i in site.swept) for site in sites}
-    return Effects(
-        values, axis_names, clean_run.metric, corrupted_run.metric, base=name
-    )
+    metrics = clean_run.metric, corrupted_run.metric
+    return Effects(values, axis_names, *metrics, base_of(direction))
