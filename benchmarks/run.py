@@ -18,7 +18,16 @@ import jax
 
 # As a script, this isn't part of a package.
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
-from benchmarks import attribution, calls, compiled, models, patching, timing, tracing
+from benchmarks import (
+    attribution,
+    calls,
+    compiled,
+    models,
+    patching,
+    splice,
+    timing,
+    tracing,
+)
 from benchmarks.contestants import PEERS
 from benchmarks.rows import Bench, Figure, Outcome
 
@@ -29,6 +38,7 @@ FIGURES = (
     *calls.FIGURES,
     *patching.FIGURES,
     *attribution.FIGURES,
+    *splice.FIGURES,
 )
 
 _PACKAGES = (

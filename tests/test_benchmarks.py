@@ -27,6 +27,7 @@ from benchmarks import (
     models,
     patching,
     run,
+    splice,
     timing,
     tracing,
 )
@@ -140,6 +141,10 @@ def test_both_logs(bench, case):
 def test_sweeps_compute_the_same(bench, measure):
     outcome = measure(bench, "2 tokens")  # which it checks
     assert all(outcome.checks.values())
+
+
+def test_a_splice_computes_the_same(bench):
+    assert splice.splice_time(bench, "2 tokens").value > 0  # which it checks
 
 
 def test_attribution_computes_the_same(bench):
