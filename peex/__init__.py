@@ -14,6 +14,8 @@ computed (activations) and received (cotangents), or changes them on the way.
   `Chain` of several. Your own is an `AbstractHook` or any function; if it acts
   differently at each call, step or example, `WithData` of these, or an
   `AbstractIndexedHook`, which is told a `SiteIndex`.
+- See what reaches what in a recurrent model: `reach` (`Reach`, `ReachDiff`); learn it
+  forward in time: `eligibility` (`Eligibility`).
 - Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
   `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
   records the value itself.
@@ -82,6 +84,13 @@ from ._hooks.trainable import trainable as trainable
 from ._hooks.view import View as View
 from ._instrument.probe import probe as probe
 from ._log import Log as Log
+from ._reach.diff import ReachDiff as ReachDiff
+from ._reach.eligibility import (
+    Eligibility as Eligibility,
+    eligibility as eligibility,
+)
+from ._reach.reach import reach as reach
+from ._reach.result import Reach as Reach
 from ._report.report import report as report
 from ._report.result import Report as Report, ReportDiff as ReportDiff
 from ._report.sites import Sites as Sites, sites as sites
@@ -106,6 +115,7 @@ __all__ = [
     "CallTree",
     "Chain",
     "ClampHook",
+    "Eligibility",
     "ForwardHook",
     "HistogramLog",
     "HookShapeError",
@@ -129,6 +139,8 @@ __all__ = [
     "PatchHook",
     "PeexError",
     "ProjectHook",
+    "Reach",
+    "ReachDiff",
     "ReplaceCall",
     "ReplaceHook",
     "Report",
@@ -147,10 +159,12 @@ __all__ = [
     "WithData",
     "ZeroHook",
     "clear_caches",
+    "eligibility",
     "export_state",
     "import_state",
     "patching",
     "probe",
+    "reach",
     "register_rule",
     "report",
     "sites",

@@ -76,6 +76,7 @@ from .jaxprs import (
     is_inlined as is_inlined,
     is_jaxpr as is_jaxpr,
     is_literal as is_literal,
+    jaxpr_of as jaxpr_of,
     jit_options as jit_options,
     jit_shardings as jit_shardings,
     open_jaxpr as open_jaxpr,

@@ -54,11 +54,16 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
 
 def part_of_jaxpr(jaxpr: Any, start: int, stop: int, ins: Any, outs: Any) -> Any:
     """Some of the equations of a jaxpr, as a jaxpr without constants."""
+    return jaxpr_of(jaxpr.eqns[start:stop], ins, outs)
+
+
+def jaxpr_of(eqns: Sequence[Any], ins: Any, outs: Any) -> Any:
+    """Equations as a jaxpr without constants."""
     return jex_core.Jaxpr(
         constvars=[],
         invars=list(ins),
         outvars=list(outs),
-        eqns=jaxpr.eqns[start:stop],
+        eqns=list(eqns),
         debug_info=debug_info("peex"),
     )
 

@@ -60,11 +60,16 @@ class Body:
     - `jaxpr`: the program.
     - `operands`: which operands of the primitive are its arguments, by position.
     - `times`: how often it runs; `None` if that isn't known before.
+    - `carried`: which of its outputs are which of its arguments when it runs again.
+    - `decides`: whether its outputs only say how often another one runs. Otherwise they
+        are the first results of the primitive.
     """
 
     jaxpr: Any
     operands: Sequence[int]
     times: Any = 1
+    carried: Sequence[tuple[int, int]] = ()
+    decides: bool = False
 
     @property
     def times_counted(self) -> Any:

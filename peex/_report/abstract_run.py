@@ -23,6 +23,7 @@ from .._engine.values import once
 from .._errors import SiteLostError
 from .._hooks.log_fns import IdentityLog
 from .._instrument.alike import made_alike
+from .._instrument.classes import strip
 from .._instrument.instrument import instrument
 from .._instrument.probe import own_caches, Probes
 from .._program.call_tree import Calls, find_calls, Lost
@@ -44,6 +45,8 @@ class AbstractRun:
     - `missed`: the values inside of modules that aren't there, and what is, by key.
     - `leaves`, `run`: the arrays of model and arguments (in this order), and the call
         as a function of them.
+    - `jaxpr`, `depth`: the program of that, and the depth of the sites in it.
+    - `output`: what the call returns, its arrays as shapes.
     """
 
     calls: Calls
@@ -52,6 +55,9 @@ class AbstractRun:
     missed: dict[str, tuple[dict[str, str], str | None]]
     leaves: list[Any]
     run: Callable[..., list[Any]]
+    jaxpr: Any
+    depth: int
+    output: Any
 
     def differentiated(self) -> set[str]:
         """The keys of the sites that run when the call is differentiated."""
@@ -92,7 +98,7 @@ def run_abstractly(
             with running, started(collector), own_caches("peex.report"):
                 instrumented = instrument(model, sites)
                 given = made_alike(instrumented, args, kwargs)
-                leaves, run = _as_function(instrumented, method, *given)
+                leaves, run, output = _as_function(instrumented, method, *given)
                 jaxpr = jax.make_jaxpr(run)(*leaves)
             calls = find_calls(jaxpr, collector.scope.depth)
         except Lost as error:
@@ -117,7 +123,17 @@ def run_abstractly(
             received = {node.site.key for node in calls.logged}
             emitted = collector.emitted
             lost.update((key, NOT_RECEIVED) for key in emitted if key not in received)
-            return AbstractRun(calls, groups, lost, collector.missed, leaves, run)
+            return AbstractRun(
+                calls,
+                groups,
+                lost,
+                collector.missed,
+                leaves,
+                run,
+                jaxpr,
+                collector.scope.depth,
+                output[-1],
+            )
 
 
 def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> SitesByKey:
@@ -187,19 +203,26 @@ def _probes(
 
 def _as_function(
     model: Any, method: Method, args: Any, kwargs: Any
-) -> tuple[list[Any], Callable[..., list[Any]]]:
-    """A call as a function of its arrays (those of the model first) to arrays."""
+) -> tuple[list[Any], Callable[..., list[Any]], list[Any]]:
+    """A call as a function of its arrays (those of the model first) to arrays, and the
+    list into which it puts what it returns, as shapes.
+    """
     dynamic, static = eqx.partition((model, args, kwargs), is_array_or_shape)
     leaves, treedef = jtu.tree_flatten(dynamic)
     leaves, places = once(leaves)  # an array that is there twice is one inside, too
+    output: list[Any] = []
+    shape = lambda x: (
+        jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array_or_shape(x) else x
+    )
 
     def run(*leaves: Any) -> list[Any]:
         dynamic = treedef.unflatten([leaves[i] for i in places])
         model, args, kwargs = eqx.combine(dynamic, static)
-        out = call_method(model, method, args, kwargs)
+        out = strip(call_method(model, method, args, kwargs))
+        output.append(jtu.tree_map(shape, out))
         return [x for x in jtu.tree_leaves(out) if is_array_or_shape(x)]
 
-    return leaves, run
+    return leaves, run, output
 
 
 def _differentiated(

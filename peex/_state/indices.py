@@ -16,7 +16,7 @@ from .._sites.walk import children
 def named(model: Any, eqx_state: eqx.nn.State) -> dict[str, Any]:
     """The values of a State by path."""
     values = {}
-    for path, index in _indices(model).items():
+    for path, index in indices_of(model).items():
         try:
             values[path] = eqx_state.get(index)
         except KeyError:
@@ -34,12 +34,12 @@ def renewed(
     """A State with these values. The one that is given can still be used."""
     leaves, structure = jtu.tree_flatten(eqx_state)
     new = structure.unflatten(leaves)  # `set` spoils what it is called on
-    for path, index in _indices(model).items():
+    for path, index in indices_of(model).items():
         new = new.set(index, values[path])
     return new
 
 
-def _indices(model: Any) -> dict[str, eqx.nn.StateIndex[Any]]:
+def indices_of(model: Any) -> dict[str, eqx.nn.StateIndex[Any]]:
     """The indices in a model by path; one that is there twice by the first."""
     found: dict[str, eqx.nn.StateIndex[Any]] = {}
     seen: set[Any] = set()

@@ -26,6 +26,13 @@ def test_jaxprs_can_be_referred_to_weakly():
     assert weakref.WeakKeyDictionary({jaxpr: 1})[jaxpr] == 1
 
 
+def test_equations_as_a_jaxpr():
+    jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(1.0))
+    sin = jaxpr.eqns[0]
+    alone = _compat.jaxpr_of([sin], sin.invars, sin.outvars)
+    assert _compat.eval_jaxpr(alone, (), 1.0) == [jnp.sin(1.0)]
+
+
 def test_parts_of_a_root():
     if jax.__version_info__ < (0, 12):
         return  # a `custom_jvp` there

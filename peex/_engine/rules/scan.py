@@ -43,7 +43,10 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
 
 
 def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
-    return [Body(params["jaxpr"], range(len(operands)), params["length"])]
+    num_consts, num_carry = _compat.scan_layout(params)
+    carried = [(i, num_consts + i) for i in range(num_carry)]
+    every = range(len(operands))
+    return [Body(params["jaxpr"], every, params["length"], carried)]
 
 
 def _run(

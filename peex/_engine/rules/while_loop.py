@@ -139,9 +139,10 @@ def _bodies(params: Params, operands: Sequence[Any]) -> list[Body]:
     every = range(len(operands))
     carry = every[num_cond + num_body :]
     body_consts = every[num_cond : num_cond + num_body]
+    carried = [(i, num_body + i) for i in range(len(carry))]
     return [
-        Body(params["cond_jaxpr"], [*every[:num_cond], *carry], None),
-        Body(params["body_jaxpr"], [*body_consts, *carry], None),
+        Body(params["cond_jaxpr"], [*every[:num_cond], *carry], None, decides=True),
+        Body(params["body_jaxpr"], [*body_consts, *carry], None, carried),
     ]
 
 
