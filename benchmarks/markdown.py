@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-OURS = ("unhooked", "peex", "value_and_grad", "by hand")
+OURS = ("unhooked", "peex", "value_and_grad", "by hand", "checkify")
 
 
 def tables(results: dict[str, Any]) -> str:

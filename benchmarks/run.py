@@ -22,6 +22,7 @@ from benchmarks import (
     attribution,
     calls,
     compiled,
+    debugging,
     models,
     patching,
     splice,
@@ -39,6 +40,7 @@ FIGURES = (
     *patching.FIGURES,
     *attribution.FIGURES,
     *splice.FIGURES,
+    *debugging.FIGURES,
 )
 
 _PACKAGES = (
@@ -129,7 +131,7 @@ def headline(where: dict[str, Any]) -> str:
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
     """A header and a line for each row; columns that hold nothing are left out."""
-    columns = ["unhooked", "peex", "value_and_grad", "by hand", *PEERS]
+    columns = ["unhooked", "peex", "value_and_grad", "by hand", "checkify", *PEERS]
     columns = [c for c in columns if any(c in row.outcome.cells for row in rows)]
     lines = [["figure", "case", *columns, "target", "met"]]
     for figure_rows in _by_figure(rows):

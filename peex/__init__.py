@@ -21,16 +21,16 @@ computed (activations) and received (cotangents), or changes them on the way.
   records the value itself.
 - Name a value in a model's own code: `probe`. See into a primitive of your own:
   `register_rule`.
-- Experiments with two runs: `patching`.
+- Experiments with two runs: `patching`. Runs that went wrong: `debug`.
 - Keep state, named by the paths of the model: `StateEntry` marks it, `StateKey` stands
   for it once `export_state` has taken it out; `update_state`, `import_state`.
 - Let go of what calls have left in caches: `clear_caches`.
 - What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
   `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
-  `LogTooLargeError`, `NotInitialisedError`.
+  `LogTooLargeError`, `NotInitialisedError`, `NonFiniteError`.
 """
 
-from . import patching as patching
+from . import debug as debug, patching as patching
 from ._caches import clear_caches as clear_caches
 from ._engine.rules.registered import register_rule as register_rule
 from ._errors import (
@@ -38,6 +38,7 @@ from ._errors import (
     LogShapeError as LogShapeError,
     LogTooLargeError as LogTooLargeError,
     LogValueError as LogValueError,
+    NonFiniteError as NonFiniteError,
     NotInitialisedError as NotInitialisedError,
     PeexError as PeexError,
     SiteLostError as SiteLostError,
@@ -133,6 +134,7 @@ __all__ = [
     "MeanStd",
     "MeanStdLog",
     "NoiseHook",
+    "NonFiniteError",
     "NoneLog",
     "NormLog",
     "NotInitialisedError",
@@ -159,6 +161,7 @@ __all__ = [
     "WithData",
     "ZeroHook",
     "clear_caches",
+    "debug",
     "eligibility",
     "export_state",
     "import_state",

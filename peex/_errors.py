@@ -54,3 +54,9 @@ class LogShapeError(PeexError):
 
 class LogTooLargeError(PeexError):
     """The log of a call would take more than the `max_bytes` of its `ForwardHook`."""
+
+
+class NonFiniteError(PeexError, FloatingPointError):
+    """A search found something that isn't finite in a value or a gradient; raised by
+    `raise_if_found` alone. The message is what the search prints.
+    """

@@ -24,6 +24,7 @@ from benchmarks import (
     attribution,
     compiled,
     contestants,
+    debugging,
     models,
     patching,
     run,
@@ -151,6 +152,19 @@ def test_attribution_computes_the_same(bench):
     outcome = attribution.in_forwards(bench, "2 tokens")  # which it checks
     assert outcome.value > 1
     assert attribution.next_to_by_hand(bench, "2 tokens").value > 0
+
+
+@pytest.mark.parametrize("case", ["transformer", "scanned transformer"])
+def test_looking_for_what_is_not_finite(bench, case):
+    for measure in (debugging.watch_on, debugging.watch_off):
+        assert list(measure(bench, case).cells) == ["unhooked", "peex"]
+    outcome = debugging.one_run(bench, case)
+    assert list(outcome.cells) == ["unhooked", "peex", "checkify"]
+
+
+def test_the_first_call_is_traced_anew(bench):
+    outcome = debugging.first_call(bench, "scanned transformer")
+    assert outcome.value > 1 and len(outcome.data["ratios"]) == 1
 
 
 def test_what_a_program_holds():

@@ -21,7 +21,7 @@ FLOORS = [
     {"_hooks"},
     {"_wrappers"},
     {"_report"},
-    {"_reach", "patching"},
+    {"_reach", "debug", "patching"},
     {""},  # `peex/__init__.py`
 ]
 FILES = sorted(ROOT.rglob("*.py"))

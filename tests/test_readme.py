@@ -46,7 +46,7 @@ def test_page(page):
 
 
 def documented():
-    for public in (px, px.patching):
+    for public in (px, px.debug, px.patching):
         for name in getattr(public, "__all__", dir(public)):
             thing = getattr(public, name)
             if getattr(thing, "__module__", "").startswith("peex"):

@@ -47,6 +47,7 @@ class Collector(AbstractListener):
     - `missed`: of named values that weren't found inside of their module, by key: the
         names that are there, each with its place in the source, and what hides the
         name.
+    - `written`: where named values inside of modules are written, by key.
     - `groups`: the layers that share one name (see `_sites/stacked.py`).
     - `frame`: that of the call: what is on the stack above it is the model.
     - `at_end`: what is to be done when the call ends.
@@ -76,6 +77,7 @@ class Collector(AbstractListener):
         self.received: set[str] = set()
         self.probes: Any = None
         self.missed: dict[str, tuple[dict[str, str], str | None]] = {}
+        self.written: dict[str, str] = {}
         self.trace: _compat.Trace | None = None
         # Of what is brought out, each has another place in the call.
         self.places = itertools.count()

@@ -122,6 +122,9 @@ def _at_sites(sites: Sequence[Site], found: Found, value: Any) -> Any:
             key = f"{site.module}{suffix}"
             alias = site.alias and (site.alias[0], suffix)
             site = dataclasses.replace(site, key=key, suffix=suffix, alias=alias)
+        collector = listener_at(site.depth)
+        if collector is not None:
+            collector.written[site.key] = found.place
         value = at_site(site, value)
     return value
 

@@ -38,7 +38,7 @@ def sees_into(eqn: Any) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Found:
     """A named value of one jaxpr: the `index`-th of its name in the forward pass. It is
-    made by the equations `first` to `last`.
+    made by the equations `first` to `last`, which are written at `place`.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Found:
     first: int
     last: int
     variables: tuple[Any, ...]
+    place: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +207,8 @@ class Reader:
             for name, first, last, _ in ending:
                 index = counts[name] = counts.get(name, -1) + 1
                 variables = _leaving(jaxpr, first, last)
-                new = Found(name, index, first, last, variables)
+                place = _written((path or ())[: self._num_own(path)])
+                new = Found(name, index, first, last, variables, place)
                 found.setdefault(i, []).append(new)
         return Named(jaxpr, found, bodies)
 

@@ -43,6 +43,7 @@ class AbstractRun:
     - `groups`: the layers that share one name (see `_sites/stacked.py`).
     - `lost`: the sites that ran where their values can't be brought out, and why.
     - `missed`: the values inside of modules that aren't there, and what is, by key.
+    - `written`: where the values inside of modules are written, by key.
     - `leaves`, `run`: the arrays of model and arguments (in this order), and the call
         as a function of them.
     - `jaxpr`, `depth`: the program of that, and the depth of the sites in it.
@@ -53,6 +54,7 @@ class AbstractRun:
     groups: list[Prefix]
     lost: dict[str, str]
     missed: dict[str, tuple[dict[str, str], str | None]]
+    written: dict[str, str]
     leaves: list[Any]
     run: Callable[..., list[Any]]
     jaxpr: Any
@@ -123,11 +125,13 @@ def run_abstractly(
             received = {node.site.key for node in calls.logged}
             emitted = collector.emitted
             lost.update((key, NOT_RECEIVED) for key in emitted if key not in received)
+            missed, written = collector.missed, collector.written
             return AbstractRun(
                 calls,
                 groups,
                 lost,
-                collector.missed,
+                missed,
+                written,
                 leaves,
                 run,
                 jaxpr,

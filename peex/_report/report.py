@@ -237,6 +237,7 @@ def _calls(
             when=_when(node),
             parameters=() if kind else known.of(site),
             flops=0 if kind else node.flops,
+            line=abstract.written.get(node.site.key),
             children=children,
         )
         return made[id(node)]

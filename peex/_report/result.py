@@ -39,6 +39,8 @@ class Call(HasParameters):
         where the model itself takes these; in a `while`, of one iteration.
         `None` where JAX has rewritten the branch or loop around it, to batch it. The
         formulas are those of [`peex.Report`][].
+    - `line`: of a value inside of a module's forward pass, where it is written, as
+        `"model.py:12"`; otherwise `None`.
     - `children`: the calls inside, in the order in which they begin.
     """
 
@@ -54,6 +56,7 @@ class Call(HasParameters):
     when: str
     parameters: tuple[Parameter, ...]
     flops: int | None
+    line: str | None
     children: tuple["Call", ...]
 
     @property
@@ -90,6 +93,7 @@ class Call(HasParameters):
             "parameter_bytes": self.parameter_bytes,
             "log_bytes": self.log_bytes,
             "flops": self.flops,
+            "line": self.line,
             "children": [child.key for child in self.children],
         }
 

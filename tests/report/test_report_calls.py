@@ -337,3 +337,17 @@ def test_errors_of_the_model_are_its_own():
         px.report(Two(linear(0), linear(1), fails), X)
     # And nothing is left behind by it.
     assert missing(lambda second, x: x)[0] == "never called"
+
+
+def test_a_value_inside_knows_where_it_is_written():
+    class Two(eqx.Module):
+        def __call__(self, x):
+            y = jnp.exp(x)
+            return jnp.exp(y)
+
+    report = px.report(Two(), jnp.ones(2), where=["./exp", "."])
+    first, second = (report[key].line for key in ("./exp", "./exp#1"))
+    file, number = first.rsplit(":", 1)
+    assert file.endswith("test_report_calls.py")
+    assert second == f"{file}:{int(number) + 1}"
+    assert report["."].line is None

@@ -223,6 +223,7 @@ def test_dict():
         "parameter_bytes": 96,
         "log_bytes": 160,
         "flops": 200,
+        "line": None,
         "children": [],
     }
     assert found["parameters"][0] == {
