@@ -47,7 +47,8 @@ def plot(
         np.abs(v[np.isfinite(v)] - base).max(initial=0) for v in values.values()
     ]
     span = max(farthest, default=0) or 1.0
-    wide = min(len(pictures), 3)
+    number = len(pictures)
+    wide = number if number <= 3 else math.ceil(number**0.5)
     high = math.ceil(len(pictures) / wide)
     widths = [min(max(0.3 * p.values.shape[1] + 1.5, 3), 12) for p in pictures]
     heights = [min(max(0.22 * p.values.shape[0] + 1.5, 2), 9) for p in pictures]
