@@ -109,5 +109,7 @@ class SpliceHook(AbstractHook):
             edited = self.edit(edited)
         new = decode(edited)
         if self.error:
-            new = new + jax.lax.stop_gradient(value - decode(latents))
+            plain = decode(latents)
+            lost = value.astype(plain.dtype) - plain
+            new = new + jax.lax.stop_gradient(lost)
         return new.astype(value.dtype)

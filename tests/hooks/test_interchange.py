@@ -98,9 +98,20 @@ def test_latents_of_a_splice_are_patched_by_a_wrapper_around():
 
 
 def test_splice_keeps_the_dtype_and_refuses():
-    value = jnp.ones(WIDTH, jnp.bfloat16)
-    out, _ = px.ForwardHook(eqx.nn.Identity(), px.SpliceHook(MODULE))(value)
-    assert out.dtype == jnp.bfloat16
+    class Wide(SAE):
+        """In float32, whatever it is given."""
+
+        def encode(self, x):
+            return super().encode(x.astype(jnp.float32))
+
+    wide, value = Wide(MODULE.up, MODULE.down), jnp.ones(WIDTH, jnp.bfloat16)
+    for error in (False, True):
+        hook = px.SpliceHook(wide, error=error)
+        out, _ = px.ForwardHook(eqx.nn.Identity(), hook)(value)
+        plain = decode(encode(jnp.ones(WIDTH)))
+        expected = value if error else plain.astype(jnp.bfloat16)
+        assert out.dtype == jnp.bfloat16
+        assert_close(out.astype("float32"), expected.astype("float32"), rtol=1e-2)
     with pytest.raises(
         px.HookShapeError, match="its value is a tuple, and an autoencod"
     ):
