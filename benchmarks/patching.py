@@ -148,7 +148,7 @@ def peer_time(bench: Bench, case: str) -> Outcome:
         )
     except ImportError as error:
         cells = {"peex": "not measured", "by hand": f"not here: {error}"}
-        return Outcome(cells, 0.0, {}, {})
+        return Outcome(cells, 0.0, {"measured": False}, {})
     sizes, tokens = bench.sizes.of_lm(), int(case.split()[0])
     calls = sweeps(sizes, tokens)
     stacked, model = (
