@@ -184,3 +184,13 @@ def zeros(shape: Any) -> Any:
         made = jnp.zeros(shape.shape, shape.dtype)
         return _compat.typed_as(made, shape)
     return lax.full(shape.shape, 0, shape.dtype)
+
+
+def strong(tree: Any) -> Any:
+    """Arrays of types that aren't weak: those of another branch may not be."""
+
+    def one(x: Any) -> Any:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return x if is_key else lax.convert_element_type(x, x.dtype)
+
+    return jtu.tree_map(one, tree)

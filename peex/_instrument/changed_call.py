@@ -6,7 +6,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
 from jax.core import Tracer
@@ -15,6 +14,7 @@ from .._engine.apply import difference, is_array
 from .._engine.at_site import given_at
 from .._engine.notes import add_note
 from .._engine.site import Site
+from .._engine.values import strong
 from .._errors import HookShapeError
 
 
@@ -53,24 +53,14 @@ def _either(
         nonlocal rest
         args, kwargs = eqx.combine(dynamic, static)
         out, rest = eqx.partition(call(args, kwargs), is_array)
-        return _strong(out)
+        return strong(out)
 
     def new(dynamic: Any) -> Any:
         args, kwargs = eqx.combine(dynamic, static)
         out = _run(site, hook, call, args, kwargs)
-        return _strong(eqx.filter(out, is_array))
+        return strong(eqx.filter(out, is_array))
 
     return eqx.combine(lax.cond(acts, new, original, dynamic), rest)
-
-
-def _strong(tree: Any) -> Any:
-    """Arrays of types that aren't weak: those of the other branch may not be."""
-
-    def one(x: Any) -> Any:
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        return x if is_key else lax.convert_element_type(x, x.dtype)
-
-    return jtu.tree_map(one, tree)
 
 
 def _run(

@@ -92,6 +92,8 @@ def with_calls(
     calls = [
         (p, n) for p, n in ((p, split_call(p)[1]) for p in patterns) if n is not None
     ]
+    if not calls:
+        return chosen
     with_own: list[Chosen] = []
     for each in chosen:
         numbers = {

@@ -81,8 +81,9 @@ class HookCollector(Collector):
         self.received.add(site.key)
         number = self._number.next(site, info.fn)
         wanted = info.treedef.unflatten(info.shapes)
-        data = jtu.tree_map(nothing, wanted)
-        if site.is_of(number):
+        if not site.is_of(number):
+            data = jtu.tree_map(nothing, wanted)
+        else:
             front = info.axes.shape
             logged = tuple(
                 jax.ShapeDtypeStruct((*front, *s.shape), s.dtype) for s in info.value

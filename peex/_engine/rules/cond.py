@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ... import _compat
 from ..messages import Ask, Axes
@@ -15,14 +13,13 @@ from ..rule import (
     AbstractRunner,
     Arrays,
     Body,
-    LogArrays,
     Outcome,
     Params,
     register,
     Rule,
 )
 from ..signature import join, Signature, TapSpec
-from ..values import zeros
+from ..values import strong, zeros
 from .bind import bind_cond
 
 
@@ -116,7 +113,7 @@ def _run(
             for place, xs in zip(tap_places, found, strict=True):
                 missing = logs[place][len(xs) :]
                 logs[place] = [*xs, *(jnp.ones_like(count) for count in missing)]
-            return outs, _compat.as_varying(_strong(logs), varying)
+            return outs, _compat.as_varying(strong(logs), varying)
 
         return run
 
@@ -124,16 +121,6 @@ def _run(
     branches = [branch(*b) for b in places]
     outs, logs = bind_cond(params, index, branches, operands, arrays)
     return outs, logs
-
-
-def _strong(logs: LogArrays) -> LogArrays:
-    """LogArrays without weak types, which the zeros of other branches don't have."""
-
-    def one(x: Any) -> Any:
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        return x if is_key else lax.convert_element_type(x, x.dtype)
-
-    return [[one(x) for x in arrays] for arrays in logs]
 
 
 register(
