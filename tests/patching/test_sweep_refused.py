@@ -1,35 +1,15 @@
 """What a sweep refuses, before anything runs."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import parts
 import pytest
+from noted import CLEAN, CORRUPTED, MODEL, Noted
 
 import peex as px
 
 
-ran = []
-
-
-class Noted(eqx.Module):
-    """Says when it runs, other than when it is traced."""
-
-    def __call__(self, x):
-        jax.debug.callback(ran.append, x.size)
-        return x
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs():
-    ran.clear()
-    yield
-    jax.effects_barrier()
-    assert not ran
-
-
-MODEL = parts.Two(Noted(), eqx.nn.Lambda(jnp.tanh))
-CLEAN, CORRUPTED = jnp.ones((3, 4)), jnp.zeros((3, 4))
+pytestmark = pytest.mark.usefixtures("nothing_runs")
 
 
 def refused(error, match, model=MODEL, clean=CLEAN, corrupted=CORRUPTED, **kwargs):
