@@ -17,15 +17,17 @@ class Loop:
     - `where`: where it is in the model's source: file and line of its function.
     - `place`: where it is in the loop around it (or in the whole program): of each
         jaxpr on the way, which equation.
+    - `reverse`: whether it runs from its last step to its first.
     """
 
     where: str
     place: tuple[int, ...] = ()
+    reverse: bool = False
 
 
-def loop_of(body: Any, name: str) -> Loop:
+def loop_of(body: Any, name: str, reverse: bool = False) -> Loop:
     """The loop with this body, of a primitive of this name."""
-    return Loop(_where(body) or name)
+    return Loop(_where(body) or name, reverse=reverse)
 
 
 def _where(body: Any) -> str | None:

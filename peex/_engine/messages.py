@@ -47,7 +47,7 @@ class Axes:
         if not self.loops:
             return self
         first, *others = self.loops
-        first = Loop(first.where, (place, *first.place))
+        first = dataclasses.replace(first, place=(place, *first.place))
         return dataclasses.replace(self, loops=(first, *others))
 
     def with_batch(self, size: Any) -> "Axes":

@@ -18,11 +18,14 @@ class Axis:
         the function that it runs, as `"model.py:12"`. A further loop there is
         `"model.py:12#1"`: two axes have one name if, and only if, they are of one loop.
         `None` for other axes.
+    - `reverse`: of a step axis, whether its loop runs from the last step to the first,
+        as that of `jax.lax.scan(..., reverse=True)`.
     """
 
     kind: str
     size: Any
     loop: str | None = None
+    reverse: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.kind, self.size))
@@ -46,7 +49,7 @@ def described(gained: Mapping[Any, Axes]) -> dict[Any, tuple[Axis, ...]]:
     def one(axes: Axes) -> tuple[Axis, ...]:
         devices = (Axis("device", size(n)) for n in axes.devices)
         steps = (
-            Axis("step", size(n), name(axes.loops[: i + 1]))
+            Axis("step", size(n), name(axes.loops[: i + 1]), axes.loops[i].reverse)
             for i, n in enumerate(axes.steps)
         )
         batch = (Axis("batch", size(n)) for n in axes.batch)

@@ -58,10 +58,10 @@ class Log(Mapping[str, Any]):
     - `counts`: how often a site ran (int32, with the step and batch axes of its log),
         for those sites for which that depends on the run: in a branch, in a while loop.
     - `axes`: for each key the leading axes that its arrays gained in the call, each
-        with its `kind`, `size` and `loop`. `log.axes["cell"][0].loop` is where the loop
-        of a step axis is in the model's source, as `"model.py:12"` (a further loop
-        there, `"model.py:12#1"`): those of one loop have one name. It is static. A
-        transformation around the wrapper adds its axes in front of these.
+        with its `kind`, `size`, `loop` and `reverse`. `log.axes["cell"][0].loop` is
+        where the loop of a step axis is in the model's source, as `"model.py:12"` (a
+        further loop there, `"model.py:12#1"`): those of one loop have one name. It is
+        static. A transformation around the wrapper adds its axes in front of these.
     """
 
     def __init__(

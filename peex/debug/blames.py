@@ -17,9 +17,12 @@ def blames_of(cause: Cause, calls: Sequence[Seen]) -> Iterator[tuple[Cause, Blam
     step_axes = frame.step_axes
     split = lambda index: tuple(index[i] for i in step_axes)
     indices = [tuple(i) for i in np.argwhere(cause.mask).tolist()]
-    steps = dict.fromkeys(map(split, indices))
-    if cause.direction == "backward":
-        steps = dict.fromkeys(reversed(list(steps)))
+    loops = [axis for axis in seen.call.axes if axis.kind == "step"]
+    onward = [axis.reverse == (cause.direction == "backward") for axis in loops]
+    in_order = lambda step: [
+        n if ascending else -n for n, ascending in zip(step, onward, strict=True)
+    ]
+    steps = sorted(set(map(split, indices)), key=in_order)
     whole = bool(cause.parameters)
     for step in [()] if whole else steps:
         here = [i for i in indices if whole or split(i) == step]

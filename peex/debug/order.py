@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from .._log import Axis, Log
+from .._log.order import numbered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,23 +19,28 @@ class Placed:
     """An entry of a log, and when what it holds was computed.
 
     The number of an element is `offset`, and for each of its step axes `strides` times
-    the step (from the last one back, in the backward pass), and behind that its place
-    among the devices and examples of one step.
+    the iteration (from the last one back, in the backward pass), and behind that its
+    place among the devices and examples of one step.
 
-    - `step_axes`: which axes of the entry are those of steps.
+    - `axes`: those of the entry in front of its value's own.
     - `end`: above all numbers of the entry.
     """
 
     key: str
     direction: str
     entry: Any
-    step_axes: tuple[int, ...]
+    axes: tuple[Axis, ...]
     offset: int
     strides: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(np.shape(self.entry))
+
+    @property
+    def step_axes(self) -> tuple[int, ...]:
+        """Which axes of the entry are those of steps."""
+        return _step_axes(self.axes)
 
     @property
     def end(self) -> int:
@@ -49,7 +55,7 @@ class Placed:
         for i in reversed(range(len(self.shape))):
             here = lax.broadcasted_iota(jnp.int32, self.shape, i)
             if i in self.step_axes:
-                if self.direction == "backward":
+                if self.axes[i].reverse != (self.direction == "backward"):
                     here = self.shape[i] - 1 - here
                 ranks += here * self.strides[self.step_axes.index(i)]
             else:
@@ -78,39 +84,14 @@ def in_order(forward: Log, backward: Log) -> list[Placed]:
 def _pass(
     direction: str, log: Log, keys: list[str], start: int
 ) -> tuple[list[Placed], int]:
-    entries: Mapping[str, Any] = {key: log[key] for key in keys}
-    axes = {key: _axes(log, key, entries[key]) for key in keys}
-    found: list[Placed] = []
-
-    def place(keys: Sequence[str], depth: int, start: int) -> int:
-        """Gives the sites of one body numbers from `start` on; returns the end."""
-        while keys:
-            loop, num_steps = _loop(axes[keys[0]], depth)
-            num = 1
-            while (
-                loop is not None
-                and num < len(keys)
-                and _loop(axes[keys[num]], depth)[0] == loop
-            ):
-                num += 1
-            mine, keys = keys[:num], keys[num:]
-            if loop is None:
-                (key,) = mine
-                at = _step_axes(axes[key])
-                shape = np.shape(entries[key])
-                found.append(Placed(key, direction, entries[key], at, start, ()))
-                start += _others(shape, at)
-                continue
-            before = len(found)
-            size = place(mine, depth + 1, start) - start
-            for i in range(before, len(found)):
-                one = found[i]
-                found[i] = dataclasses.replace(one, strides=(size, *one.strides))
-            start += size * num_steps
-        return start
-
-    end = place(keys, 0, start)
-    return found, end
+    axes = {key: _axes(log, key, log[key]) for key in keys}
+    others = {key: _others(np.shape(log[key]), _step_axes(axes[key])) for key in keys}
+    numbers, end = numbered([(axes[key], others[key]) for key in keys], start)
+    placed = [
+        Placed(key, direction, log[key], axes[key], one.offset, one.strides)
+        for key, one in zip(keys, numbers, strict=True)
+    ]
+    return placed, end
 
 
 def _axes(log: Log, key: str, entry: Any) -> tuple[Axis, ...]:
@@ -124,11 +105,3 @@ def _axes(log: Log, key: str, entry: Any) -> tuple[Axis, ...]:
 
 def _step_axes(axes: Sequence[Axis]) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(axes) if axis.kind == "step")
-
-
-def _loop(axes: Sequence[Axis], depth: int) -> tuple[str | None, int]:
-    """The loop that is `depth` loops inside, and its length."""
-    loops = [axis for axis in axes if axis.kind == "step"]
-    if depth >= len(loops):
-        return None, 1
-    return loops[depth].loop or f"?{depth}", loops[depth].size

@@ -103,7 +103,7 @@ class Times:
         self._order = {key: i for i, key in enumerate(log)}
         axes = {key: [log.axes[key][i] for i in steps_of(log, key)] for key in log}
         self._loops = {key: [axis.loop for axis in mine] for key, mine in axes.items()}
-        self._sizes = {key: [axis.size for axis in mine] for key, mine in axes.items()}
+        self._axes = axes
 
     def before(self, first: str, second: str) -> Bool[np.ndarray, "steps other_steps"]:
         """For each step of one site (all loops that it is in as one axis) and each of
@@ -122,6 +122,11 @@ class Times:
         return (mine[:, None] < other[None, :]) | (same & in_order)
 
     def _iterations(self, key: str, common: int) -> np.ndarray:
-        sizes: Sequence[int] = self._sizes[key]
-        inner = int(np.prod(sizes[common:], dtype=int))
-        return np.arange(int(np.prod(sizes, dtype=int))) // inner
+        """Of each step, which iteration of the outermost loops it is in."""
+        axes = self._axes[key]
+        steps = np.indices([axis.size for axis in axes])
+        number = np.zeros(steps.shape[1:], int)
+        for axis, step in list(zip(axes, steps, strict=True))[:common]:
+            number *= axis.size
+            number += axis.size - 1 - step if axis.reverse else step
+        return number.reshape(-1)

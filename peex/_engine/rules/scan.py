@@ -19,7 +19,7 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside, length = of_jaxpr(params["jaxpr"]), params["length"]
     if not inside:
         return inside
-    loop = loop_of(params["jaxpr"], "scan")
+    loop = loop_of(params["jaxpr"], "scan", params["reverse"])
 
     def stacked(shape: Any, axes: Axes) -> Any:
         return _compat.with_axis(shape, axes.step_place, length)
