@@ -2,6 +2,7 @@
 each step of the loops around a site, without batch axes.
 """
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,9 @@ from .step_hooks import (
 )
 
 
-_FLAG = jax.ShapeDtypeStruct((), jnp.dtype(bool))
+_BOOL = jax.ShapeDtypeStruct((), jnp.dtype(bool))
+# Whether something acts, at a step.
+FLAG = Datum(_BOOL, per_example=False)
 
 
 class OnlyIf(AbstractLocal):
@@ -40,7 +43,7 @@ class OnlyIf(AbstractLocal):
     hook: AbstractLocal
 
     def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
-        return Datum(_FLAG, per_example=False), self.hook.wants(value, site)
+        return FLAG, self.hook.wants(value, site)
 
     def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
         acts, inner = data
@@ -66,8 +69,7 @@ class LogIf(AbstractLocal):
     masked: bool = eqx.field(static=True)
 
     def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
-        flag = Datum(_FLAG, per_example=False)
-        return (flag, ((Datum(_FLAG),), ())) if self.masked else (flag, ())
+        return (FLAG, ((Datum(_BOOL),), ())) if self.masked else (FLAG, ())
 
     def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
         acts, inner = data
@@ -102,16 +104,29 @@ class AbstractSomewhere(AbstractStepHook):
         return patterns_of(self.hook)
 
 
-class CallIf(AbstractLocal):
-    """What stands around a call, which asks whether it does."""
+class AbstractCallIf(AbstractLocal):
+    """What stands around a call where its data says so (see
+    `_instrument/changed_call.py`).
+    """
+
+    @abc.abstractmethod
+    def acting(self, data: Any) -> tuple[Any, AbstractCallHook]:
+        """Whether it does, and what stands there."""
+
+    def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
+        raise NotImplementedError  # it is given no value
+
+
+class CallIf(AbstractCallIf):
+    """A hook that asks whether it stands around a call."""
 
     hook: AbstractCallHook
 
     def wants(self, value: Sequence[jax.ShapeDtypeStruct], site: Site) -> PyTree[Datum]:
-        return Datum(_FLAG, per_example=False)
+        return FLAG
 
-    def __call__(self, value: PyTree[Array], data: Any, site: Site) -> PyTree[Any]:
-        raise NotImplementedError  # it has no value: see `_instrument/changed_call.py`
+    def acting(self, data: Any) -> tuple[Any, AbstractCallHook]:
+        return data, self.hook
 
 
 class InCalls(AbstractSomewhere):

@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jax.core import Tracer
 
+from .. import _compat
 from .._engine.apply import difference, is_array
 from .._engine.at_site import given_at
 from .._engine.notes import add_note
@@ -27,13 +28,12 @@ def changed(sites: Sequence[Site], call: Made, args: Any, kwargs: Any) -> Made:
     # All are asked first, at each call: they are numbered by that.
     leaves = jtu.tree_leaves((args, kwargs))
     given = [given_at(site, site.around, leaves) for site in sites if site.around]
-    for site, (hook, acts) in reversed(list(zip(sites, given, strict=True))):
-        if acts is None:
-            call = ft.partial(_run, site, hook, call)
-        elif isinstance(acts, Tracer):
-            call = ft.partial(_either, site, hook.hook, call, acts)
+    for site, (hook, data) in reversed(list(zip(sites, given, strict=True))):
+        acts, hook = (True, hook) if data is None else hook.acting(data)
+        if isinstance(acts, Tracer):
+            call = ft.partial(_either, site, hook, call, acts)
         elif acts:
-            call = ft.partial(_run, site, hook.hook, call)
+            call = ft.partial(_run, site, hook, call)
     return call
 
 
@@ -47,12 +47,13 @@ def _either(
 ) -> Any:
     """What a hook makes of a call where it acts, else the call."""
     dynamic, static = eqx.partition((args, kwargs), is_array)
-    rest = None
+    rest = types = None
 
     def original(dynamic: Any) -> Any:
-        nonlocal rest
+        nonlocal rest, types
         args, kwargs = eqx.combine(dynamic, static)
         out, rest = eqx.partition(call(args, kwargs), is_array)
+        types = jtu.tree_map(jax.typeof, out)
         return strong(out)
 
     def new(dynamic: Any) -> Any:
@@ -60,7 +61,8 @@ def _either(
         out = _run(site, hook, call, args, kwargs)
         return strong(eqx.filter(out, is_array))
 
-    return eqx.combine(lax.cond(acts, new, original, dynamic), rest)
+    out = lax.cond(acts, new, original, dynamic)
+    return eqx.combine(jtu.tree_map(_compat.as_weak_as, out, types), rest)
 
 
 def _run(
@@ -74,7 +76,7 @@ def _run(
 
     def original(*args: Any, **kwargs: Any) -> Any:
         out = call(args, kwargs)
-        made[:] = [out]
+        made[:] = [_shapes(out)]
         return out
 
     name = type(hook).__name__
@@ -85,10 +87,8 @@ def _run(
         raise
     if not made:
         # Only traced: nothing of it runs, and no site in it is heard.
-        made.append(eqx.filter_eval_shape(call, args, kwargs))
-    is_known = lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-    expected = eqx.filter(made[0], is_known)
-    old, structure = jtu.tree_flatten(expected)
+        made.append(_shapes(eqx.filter_eval_shape(call, args, kwargs)))
+    old, structure = jtu.tree_flatten(made[0])
     found = difference(old, structure, eqx.filter(out, is_array))
     if found is not None:
         kind, wanted, got = found
@@ -98,3 +98,10 @@ def _run(
             "one like it; to see what the call returns, `px.report(model, *args)`."
         )
     return out
+
+
+def _shapes(out: Any) -> Any:
+    """The arrays of an output as shapes, which keep no tracer alive."""
+    is_known = lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jtu.tree_map(shape, eqx.filter(out, is_known))

@@ -21,6 +21,7 @@ from .._wrappers.forward import ForwardHook
 from .patched import patched
 from .places import SweptSite
 from .runs import measured
+from .skipped import Skipped
 
 
 def _patched(
@@ -29,14 +30,19 @@ def _patched(
     sites: tuple[SweptSite, ...],
     metric: Callable[[Any], Any],
     args: tuple[Any, ...],
+    known: tuple[Skipped, Log] | None,
     chunk: Int[Array, " places"],
 ) -> PyTree[Array]:
     """The metric of runs that are patched at the places of one chunk."""
+    if known is not None:
+        skipped, calls = known
+        hook = skipped.hook(calls, chunk)
+        hooked = eqx.tree_at(lambda h: h.model.hook_fn, hooked, hook)
 
     def one(place: Int[Array, ""]) -> PyTree[Array]:
         masks = {site.key: site.mask(place) for site in sites}
         out, _ = patched(hooked, source, masks)(*args)
-        return measured(metric, out)
+        return measured(metric, out if known is None else out[0])
 
     return jax.vmap(one)(chunk)
 
@@ -53,6 +59,8 @@ class Program:
     - `hooked`: a wrapper with a hook at these sites, whatever it is.
     - `source`: what is put in.
     - `args`: of the model, in the run into which it is put.
+    - `known`: which calls may be skipped, and what that run has there. (Then `hooked`
+        is around another wrapper, whose hook skips them.)
     """
 
     hooked: ForwardHook
@@ -60,26 +68,32 @@ class Program:
     sites: tuple[SweptSite, ...]
     metric: Callable[[Any], Any]
     args: tuple[Any, ...]
+    known: tuple[Skipped, Log] | None
 
     @property
     def size(self) -> int:
         return sum(site.size for site in self.sites)
 
     def _given(self, chunk: Any) -> tuple[Any, ...]:
-        return self.hooked, self.source, self.sites, self.metric, self.args, chunk
+        given = self.hooked, self.source, self.sites, self.metric, self.args
+        return *given, self.known, chunk
 
     def run(self, batch_size: int, progress: bool) -> PyTree[Any]:
         """The metric at all places, along a new axis in front."""
         chunks = math.ceil(self.size / batch_size)
+        order = np.arange(self.size, dtype=np.int32)
+        if self.known is not None:
+            order = self.known[0].order
         # Behind the last place is the last one again.
-        numbers = np.arange(chunks * batch_size, dtype=np.int32)
-        numbers = np.minimum(numbers, self.size - 1).reshape(chunks, batch_size)
+        numbers = np.pad(order, (0, chunks * batch_size - self.size), mode="edge")
+        numbers = numbers.reshape(chunks, batch_size)
         made = []
         for chunk in _shown(numbers, progress):
             out = _chunk(*self._given(jnp.asarray(chunk)))
             # Waits, so that chunks don't pile up.
             made.append(out if _is_traced(out) else jax.device_get(out))
-        return jtu.tree_map(lambda *xs: _joined(xs)[: self.size], *made)
+        of_place = np.argsort(order)
+        return jtu.tree_map(lambda *xs: _joined(xs)[of_place], *made)
 
     def batch_size(self, most: int, max_bytes: int | None, metric: PyTree) -> int:
         """How many places are run at a time: at most so many, in chunks as equal as

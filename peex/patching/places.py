@@ -53,9 +53,9 @@ class SweptSite:
         """What of the site's value is at a place, which may be another site's: the mask
         broadcasts to `shape`.
         """
-        return jnp.any(self._places_of_each() == place, axis=0)
+        return jnp.any(self.places_of_each() == place, axis=0)
 
-    def _places_of_each(self) -> Int[np.ndarray, "windows ..."]:
+    def places_of_each(self) -> Int[np.ndarray, "windows ..."]:
         """At which places each point of the value is patched, as an array that
         broadcasts to `shape` behind its first axis: along that, one for each position
         that the point may have in a window (-1 where that would jut out).

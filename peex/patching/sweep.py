@@ -1,5 +1,6 @@
 """Activation patching at all places of a model: `sweep`."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from .direction import (
 from .effects import Effects
 from .places import by_site, places
 from .runs import as_arguments, Runs
+from .skipped import reported, skipped as skipped_of, WithCalls
 from .sources import check_source, made_source
 
 
@@ -130,21 +132,36 @@ def sweep(
             f"`batch_size={batch_size}` is how many places are run at once: a positive "
             "integer."
         )
-    choose = {"where": where, "pre_hook": pre_hook, "method": method}
-    logging = ForwardHook(model, None, IdentityLog(), **choose)
+    sweeping = {"where": where, "pre_hook": pre_hook}
+    logging = ForwardHook(model, None, IdentityLog(), method=method, **sweeping)
     runs = Runs(logging, metric, as_arguments(clean), as_arguments(corrupted))
     shapes, _ = runs.shapes()
     sites = places(shapes.log, axes, windows)
     check_source(source, shapes.log, sites)
 
+    _, args = given_and_base(direction, runs.clean, runs.corrupted)
+    at_once = sum(site.size for site in sites) <= batch_size
+    found = reported(model, method, where, args)
+    skipped = skipped_of(found, sites, pre_hook, at_once)
+    if skipped is None:
+        patched = ForwardHook(model, IdentityHook(), None, method=method, **sweeping)
+    else:
+        calls = {"where": skipped.where, "method": method}
+        logging_calls = ForwardHook(model, None, IdentityLog(), **calls)
+        logging = ForwardHook(logging_calls, None, IdentityLog(), **sweeping)
+        runs = dataclasses.replace(runs, hooked=logging, metric=WithCalls(metric))
+        skipping = ForwardHook(model, IdentityHook(), None, **calls)
+        patched = ForwardHook(skipping, IdentityHook(), None, **sweeping)
+
     clean_run, corrupted_run = runs.run()
     given, base = given_and_base(direction, clean_run, corrupted_run)
-    _, args = given_and_base(direction, runs.clean, runs.corrupted)
+    metrics, known = (clean_run.metric, corrupted_run.metric), None
+    if skipped is not None:
+        known = skipped, base.metric[1]
+        metrics = clean_run.metric[0], corrupted_run.metric[0]
     put_in = made_source(source, given.log, base.log, sites)
-    patched = ForwardHook(model, IdentityHook(), None, **choose)
-    program = Program(patched, put_in, sites, metric, args)
+    program = Program(patched, put_in, sites, metric, args, known)
     size = program.batch_size(batch_size, max_bytes, shapes.metric)
     values = by_site(sites, program.run(size, progress))
     axis_names = {site.key: tuple(site.names[i] for i in site.swept) for site in sites}
-    metrics = clean_run.metric, corrupted_run.metric
     return Effects(values, axis_names, *metrics, base_of(direction))
