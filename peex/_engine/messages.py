@@ -132,12 +132,14 @@ class DataAsk(Ask):
     - `per_example`: which of the arrays have batch axes.
     - `treedef`: the structure that they are in.
     - `value`: the arrays of the value there.
+    - `differentiated`: whether the model takes derivatives there.
     """
 
     fn: str = ""
     per_example: tuple[bool, ...] = ()
     treedef: Any = None
     value: tuple[jax.ShapeDtypeStruct, ...] = ()
+    differentiated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

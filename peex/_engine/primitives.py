@@ -182,6 +182,8 @@ def _ask_jvp(
     primals: Sequence[Any], tangents: Any, *, info: Ask
 ) -> tuple[list[Any], list[Any]]:
     del tangents
+    if isinstance(info, DataAsk):
+        info = dataclasses.replace(info, differentiated=True)
     outs = ask(primals, info)
     return outs, [_compat.zero_tangent(x) for x in outs]
 

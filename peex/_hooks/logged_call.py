@@ -20,7 +20,8 @@ from .step_hooks import AbstractStepHook, nothing, SiteCall
 
 class LoggedCall(AbstractCallHook, AbstractStepHook):
     """Puts what a log has of a call in its place, at some steps: the call isn't made.
-    Where that can't be (its output isn't as the log has it), it is.
+    Where that can't be (its output isn't as the log has it, or the model takes
+    derivatives there), it is.
 
     - `log`: of values themselves, as a call returned it.
     - `steps`: for each key of a call a bool for each of its steps. Traced, they are the
@@ -45,7 +46,8 @@ class LoggedCall(AbstractCallHook, AbstractStepHook):
 
     def data_of_call(self, call: SiteCall, wanted: Any) -> Any:
         flag, shapes = wanted
-        if call.key in self.steps:
+        # What a log has isn't made of anything, so it has no derivative.
+        if call.key in self.steps and not call.differentiated:
             values = jtu.tree_leaves(self.log[call.key])
             if [x.shape for x in values] == [x.shape for x in shapes]:
                 steps = self.steps[call.key]

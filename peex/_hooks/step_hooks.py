@@ -57,6 +57,7 @@ class SiteCall:
     - `axes`: those that its log has gained.
     - `logged`: the arrays of its value, with these axes in front.
     - `seen`: the same as the hook sees them (see `View`).
+    - `differentiated`: whether the model takes derivatives there.
     - `matched`: the patterns of masks by key that chose one of the calls of this run.
     """
 
@@ -65,6 +66,7 @@ class SiteCall:
     axes: Axes
     logged: tuple[jax.ShapeDtypeStruct, ...]
     seen: tuple[jax.ShapeDtypeStruct, ...]
+    differentiated: bool
     matched: set[str]
 
 

@@ -73,7 +73,8 @@ def around(
         arounds = [site for site in outside if site.around is not None]
         if arounds:
             call = call or (lambda args, kwargs: fn(*args, **kwargs))
-            call = changed(arounds, call, args, kwargs)
+            _, module = method_and_module(fn)
+            call = changed(arounds, call, module, args, kwargs)
         try:
             out = fn(*args, **kwargs) if call is None else call(args, kwargs)
         except Exception as error:

@@ -23,10 +23,14 @@ from .._errors import HookShapeError
 Made = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def changed(sites: Sequence[Site], call: Made, args: Any, kwargs: Any) -> Made:
-    """A call with the hooks of these sites around it, the first outermost."""
+def changed(
+    sites: Sequence[Site], call: Made, module: Any, args: Any, kwargs: Any
+) -> Made:
+    """A call (of a module, if it is one of one) with the hooks of these sites around
+    it, the first outermost.
+    """
     # All are asked first, at each call: they are numbered by that.
-    leaves = jtu.tree_leaves((args, kwargs))
+    leaves = jtu.tree_leaves((module, args, kwargs))
     given = [given_at(site, site.around, leaves) for site in sites if site.around]
     for site, (hook, data) in reversed(list(zip(sites, given, strict=True))):
         acts, hook = (True, hook) if data is None else hook.acting(data)

@@ -88,8 +88,15 @@ class HookCollector(Collector):
             logged = tuple(
                 jax.ShapeDtypeStruct((*front, *s.shape), s.dtype) for s in info.value
             )
-            key = site.numbered(number)
-            call = SiteCall(key, number, info.axes, logged, logged, self.matched)
+            call = SiteCall(
+                site.numbered(number),
+                number,
+                info.axes,
+                logged,
+                logged,
+                info.differentiated,
+                self.matched,
+            )
             data = self.step_hooks[info.fn].data_of_call(call, wanted)
         # Of an explicit sharding, too.
         pairs = zip(jtu.tree_leaves(data), info.shapes, strict=True)

@@ -25,7 +25,8 @@ class SweptSite:
     - `split`: the same with one axis for each name.
     - `names`: of these, `"_"` for those that are patched whole.
     - `widths`: how many neighbours along each are patched at once.
-    - `offset`: the number of its first place.
+    - `offset`: the number of its first place; `None` if it has none of its own.
+    - `within`: those of the sites before it at whose places it is patched too.
     """
 
     key: str
@@ -33,7 +34,8 @@ class SweptSite:
     split: tuple[int, ...]
     names: tuple[str, ...]
     widths: tuple[int, ...]
-    offset: int
+    offset: int | None = None
+    within: tuple[int, ...] = ()
 
     @property
     def swept(self) -> tuple[int, ...]:
@@ -47,7 +49,7 @@ class SweptSite:
 
     @property
     def size(self) -> int:
-        return math.prod(self.sizes)
+        return 0 if self.offset is None else math.prod(self.sizes)
 
     def mask(self, place: Int[Array, ""]) -> Bool[Array, "..."]:
         """What of the site's value is at a place, which may be another site's: the mask
@@ -62,12 +64,13 @@ class SweptSite:
         """
         sizes = np.array(self.sizes).reshape((-1,) + (1,) * len(self.swept))
         points = np.indices([self.split[i] for i in self.swept])
+        offsets = [*([] if self.offset is None else [self.offset]), *self.within]
         made = []
         for position in np.ndindex(*(self.widths[i] for i in self.swept)):
             first = points - np.array(position).reshape(sizes.shape)
             whole = np.all((first >= 0) & (first < sizes), axis=0)
             place = np.ravel_multi_index(tuple(first), self.sizes, mode="clip")
-            made.append(np.where(whole, place + self.offset, -1))
+            made += [np.where(whole, place + offset, -1) for offset in offsets]
         along = [n if i in self.swept else 1 for i, n in enumerate(self.split)]
         each = np.stack(made).astype(np.int32).reshape((len(made), *along))
         if self.split == self.shape:
@@ -77,6 +80,7 @@ class SweptSite:
 
     def part(self, values: Shaped[Any, "places ..."]) -> Shaped[Any, "..."]:
         """Of an array with all places in front, those of this site, by its axes."""
+        assert self.offset is not None
         mine = values[self.offset : self.offset + self.size]
         return mine.reshape((*self.sizes, *mine.shape[1:]))
 
@@ -92,37 +96,76 @@ def places(
     """
     names = names_of(log, axes)
     widths = {"layer": windows} if isinstance(windows, int) else dict(windows or {})
-    known = {name for one in names.values() for name in one.named}
-    for name, width in widths.items():
-        if name not in known:
-            raise PeexError(
-                f"`windows` slide along the axis {name!r}, but no site has a swept "
-                f"axis of that name. Nearest: {nearest(name, sorted(known))}. Name the "
-                f'axis in `axes`, as in "{name} pos _", or another one in `windows`, '
-                f"as in `windows={{{sorted(known)[0]!r}: {width}}}`."
-            )
+    along, over = _windows(log, names, widths)
     made: list[SweptSite] = []
     offset = 0
     for key, entry in log.items():
         shape = only_array(key, entry).shape
         split = names[key].split(shape, f"The log of the site {key!r}")
-        mine = tuple(widths.get(name, 1) for name in names[key].names)
+        mine = tuple(along.get(name, 1) for name in names[key].names)
         for name, n, width in zip(names[key].names, split, mine, strict=True):
-            if name in widths and not 1 <= width <= n:
+            if name in along and not 1 <= width <= n:
                 raise PeexError(
                     f"The windows along {name!r} are {width} long, but this axis of "
                     f"the site {key!r} is {n}. Choose from 1 to {n}, as in "
                     f"`windows={{{name!r}: {max(n // 2, 1)}}}`."
                 )
-        made.append(SweptSite(key, shape, split, names[key].names, mine, offset))
+        site = SweptSite(key, shape, split, names[key].names, mine)
+        before = [one for one in made if key in over.get(one.key, ())]
+        for one in before:
+            if (one.split, one.names) != (split, site.names):
+                raise PeexError(
+                    f"The sites {one.key!r} and {key!r} are to be patched at once, at "
+                    f"the same places, but log {list(one.shape)} and {list(shape)}. "
+                    "Choose sites of one shape for the pattern in `windows`."
+                )
+        within = tuple(one.offset for one in before if one.offset is not None)
+        begins = None if key in over and not over[key] else offset
+        made.append(dataclasses.replace(site, offset=begins, within=within))
         offset += made[-1].size
-        if not made[-1].size:
+        if not math.prod(made[-1].sizes):
             raise PeexError(
                 f"At the site {key!r} there is nothing to sweep: it logs "
                 f"{shown_arrays(entry)}, which {names[key].text!r} names. Give the "
                 "runs inputs that aren't empty."
             )
     return tuple(made)
+
+
+def _windows(
+    log: Mapping[str, Any], names: Mapping[str, AxisNames], widths: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """How wide windows are along each axis; and those over sites, by pattern: for each
+    site the others in the window that begins there (`[]` where it would jut out).
+
+    **Raises:** for a name that is neither of an axis nor of sites.
+    """
+    known = {name for one in names.values() for name in one.named}
+    along: dict[str, int] = {}
+    over: dict[str, list[str]] = {}
+    for name, width in widths.items():
+        keys = [key for key in log if logged_matches(name, key)]
+        if name in known:
+            along[name] = width
+        elif len(keys) < 2:
+            raise PeexError(
+                f"`windows` slide along the axis {name!r}, but no site has a swept "
+                f"axis of that name. Nearest: {nearest(name, sorted(known))}. Name the "
+                f'axis in `axes`, as in "{name} pos _", or another one in `windows`, '
+                f"as in `windows={{{sorted(known)[0]!r}: {width}}}`; windows over "
+                "layers in a list are those of a pattern, as in "
+                f'`windows={{"layers.*": {width}}}`.'
+            )
+        elif not 1 <= width <= len(keys):
+            raise PeexError(
+                f"The windows over {name!r} are {width} long, but it matches "
+                f"{len(keys)} sites: {', '.join(map(repr, keys))}. Choose from 1 to {len(keys)}."
+            )
+        else:
+            for i, key in enumerate(keys):
+                whole = i + width <= len(keys)
+                over[key] = keys[i : i + width] if whole else []
+    return along, over
 
 
 def names_of(
@@ -179,4 +222,4 @@ def only_array(key: str, entry: Any) -> jax.ShapeDtypeStruct | Array:
 def by_site(sites: Sequence[SweptSite], metric: PyTree[Any]) -> dict[str, PyTree]:
     """Of a metric with all places in front, that of each site."""
     one = lambda site: jtu.tree_map(lambda x: jnp.asarray(site.part(x)), metric)
-    return {site.key: one(site) for site in sites}
+    return {site.key: one(site) for site in sites if site.offset is not None}

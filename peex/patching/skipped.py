@@ -76,8 +76,8 @@ def skipped(
     - `pre_hook`: whether the values are what goes into a call.
     - `at_once`: whether all places are patched in one chunk.
     """
-    entries = {site.key: report.entries[site.key] for site in sites}
-    patched = {(call.site, call.number) for call in entries.values()}
+    calls = report.entries
+    patched = {(c.site, c.number) for c in (calls[site.key] for site in sites)}
     outer = list(_outermost(report.tree.children, patched, ()))
     numbers, _ = numbered([(call.axes, 1) for call in outer])
     by_step = {_key(c): _by_step(c, n) for c, n in zip(outer, numbers, strict=True)}
@@ -86,7 +86,7 @@ def skipped(
     }
     first = np.full(sum(site.size for site in sites), np.iinfo(np.int32).max, np.int32)
     for site in sites:
-        entry = entries[site.key]
+        entry = calls[site.key]
         call = around.get((entry.site, entry.number))
         if call is None:
             before = np.int32(0)

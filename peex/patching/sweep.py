@@ -49,7 +49,11 @@ def sweep(
 
     A place is a point on the named axes of a site: one layer at one position, one head.
     They are all run by one compiled program, some at a time, that the next sweep with
-    the same model and the same metric uses again.
+    the same model and the same metric uses again. Calls before all that is patched in
+    one chunk aren't made, since it is known what they return: layers below, or earlier
+    steps of a scan. (Of a layer with parameters, that runs always, and in which the
+    model takes no derivatives; effects of its Python code happen once, while it is
+    traced.)
 
     !!! Example
 
@@ -103,7 +107,10 @@ def sweep(
         Nanda, 2024](https://arxiv.org/abs/2404.15255), say what each of them shows).
     - `windows`: how many neighbours along the axis `"layer"` are patched at once, or a
         dict by the names of swept axes: `{"layer": 3}`. The window of index `i` are
-        layers `i`, `i + 1`, `i + 2`, so there are two fewer windows than layers.
+        layers `i`, `i + 1`, `i + 2`, so there are two fewer windows than layers. Or by
+        patterns over sites of one shape, for layers in a list: with `{"layers.*": 3}`,
+        the effects at `"layers.0"` are of the first three at once, in the order in
+        which they run.
     - `batch_size`: how many places are run at once (at most: chunks are made equal).
     - `max_bytes`: how much memory that may take: what the compiled program needs for
         temporaries and outputs, and all metrics together. The largest batch size that
@@ -163,5 +170,9 @@ def sweep(
     program = Program(patched, put_in, sites, metric, args, known)
     size = program.batch_size(batch_size, max_bytes, shapes.metric)
     values = by_site(sites, program.run(size, progress))
-    axis_names = {site.key: tuple(site.names[i] for i in site.swept) for site in sites}
+    axis_names = {
+        site.key: tuple(site.names[i] for i in site.swept)
+        for site in sites
+        if site.key in values
+    }
     return Effects(values, axis_names, *metrics, base_of(direction))

@@ -203,3 +203,19 @@ def test_windows_of_both():
     heads = {"where": {"z": WHERE["z"]}, "axes": f"layer _ (head={HEADS} _)"}
     both = looped("z", [np.s_[:, :]], layers=range(LAYERS - 1), width=2)
     assert_close(sweep(windows={"layer": 2, "head": HEADS}, **heads)["z"], both)
+
+
+def test_windows_over_layers_in_a_list():
+    kwargs = {"where": "layers.*.mlp", "axes": "pos _", "windows": {"layers.*.mlp": 2}}
+    effects = sweep(UNROLLED, **kwargs)
+    expected = looped("mlp", POSITIONS, layers=range(LAYERS - 1), width=2)
+    assert list(effects) == [f"layers.{i}.mlp" for i in range(LAYERS - 1)]
+    assert_close(effects.stack("layers.*.mlp"), expected)
+    small = sweep(UNROLLED, batch_size=2, **kwargs)
+    assert_close(small.stack("layers.*.mlp"), expected)
+    both = kwargs["windows"] | {"pos": TOKENS}
+    whole = sweep(UNROLLED, **kwargs | {"windows": both})
+    assert_close(
+        whole.stack("layers.*.mlp"),
+        looped("mlp", [np.s_[:]], layers=range(LAYERS - 1), width=2),
+    )

@@ -33,11 +33,12 @@ def test_nothing_is_traced_again():
         return jnp.sum(x)
 
     sweep(metric, batch_size=5)
-    assert len(traces) == 2  # of a run, and of a chunk of patched ones
+    # Of a run, of one that logs what is skipped, and of a chunk of patched ones.
+    assert len(traces) == 3
     again = sweep(metric, batch_size=5)
     other = jax.tree.map(lambda x: 2 * x, CELL)
     effects = sweep(metric, 2 * CLEAN, CORRUPTED + 1, other, batch_size=5)
-    assert len(traces) == 2
+    assert len(traces) == 3
     assert_close(effects["."], sweep(jnp.sum, 2 * CLEAN, CORRUPTED + 1, other)["."])
     assert_close(again["."], sweep()["."])
 

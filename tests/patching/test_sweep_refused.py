@@ -129,8 +129,22 @@ def test_windows():
     refused(
         px.PeexError,
         r"slide along the axis 'layer', but no site has .*Nearest: 'pos'.*"
-        r'as in "layer pos _", .* `windows=\{\'pos\': 2\}`',
+        r'as in "layer pos _", .* `windows=\{\'pos\': 2\}`; windows over layers in a '
+        r'list are those of a pattern, as in `windows=\{"layers.\*": 2\}`',
         windows=2,
+    )
+    over_sites = {"where": ["a", "b"], "windows": {"*": 3}}
+    refused(
+        px.PeexError,
+        r"windows over '\*' are 3 long, but it matches 2 sites: 'a', 'b'\. Choose from",
+        **over_sites,
+    )
+    refused(
+        px.PeexError,
+        r"The sites 'a' and 'b' are to be patched at once, .*, but log \[3, 4\] and "
+        r"\[3, 2\]\. Choose sites of one shape for the pattern",
+        parts.Two(Noted(), eqx.nn.Lambda(lambda x: x[:, :2])),
+        **over_sites | {"windows": {"*": 2}},
     )
 
 
