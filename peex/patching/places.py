@@ -159,7 +159,8 @@ def _windows(
         elif not 1 <= width <= len(keys):
             raise PeexError(
                 f"The windows over {name!r} are {width} long, but it matches "
-                f"{len(keys)} sites: {', '.join(map(repr, keys))}. Choose from 1 to {len(keys)}."
+                f"{len(keys)} sites: {', '.join(map(repr, keys))}. Choose from 1 to "
+                f"{len(keys)}."
             )
         else:
             for i, key in enumerate(keys):
