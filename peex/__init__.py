@@ -4,7 +4,8 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Wrap a model: `ForwardHook`, `BackwardHook`, `value_and_grad` (which returns `Logs`).
   What comes back is a `Log`.
 - See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`), and
-  the calls as a tree in which they can be replaced, `trace` (`CallTree`).
+  the calls as a tree in which they can be replaced, or one be taken out, `trace`
+  (`CallTree`, `Isolated`).
 - Change values: `AddHook`, `ScaleHook`, `ClampHook`, `NoiseHook`; take them away:
   `ZeroHook`, `MeanHook`, `ReplaceHook`, `ProjectHook`; put in those of another run:
   `PatchHook`, and `RotateHook` and `MaskHook`, which are trained (`trainable` says what
@@ -92,6 +93,7 @@ from ._reach.eligibility import (
 )
 from ._reach.reach import reach as reach
 from ._reach.result import Reach as Reach
+from ._report.isolate import Isolated as Isolated
 from ._report.report import report as report
 from ._report.result import Report as Report, ReportDiff as ReportDiff
 from ._report.sites import Sites as Sites, sites as sites
@@ -122,6 +124,7 @@ __all__ = [
     "HookShapeError",
     "IdentityHook",
     "IdentityLog",
+    "Isolated",
     "Log",
     "LogShapeError",
     "LogTooLargeError",

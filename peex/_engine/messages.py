@@ -22,14 +22,15 @@ class Ring(int):
 class Axes:
     """The leading axes that a log leaf has gained: devices first, then steps, then
     batches, each outermost first. `shape` is all that comes before the value's own.
-    `loops` are those that the steps are of: no part of what this is, so that equal
-    programs in other files stay equal.
+    `loops` are those that the steps are of, `names` those of the batch axes: no part of
+    what this is, so that equal programs in other files stay equal.
     """
 
     devices: tuple[Any, ...] = ()
     steps: tuple[Any, ...] = ()
     batch: tuple[Any, ...] = ()
     loops: tuple[Loop, ...] = dataclasses.field(default=(), compare=False)
+    names: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -50,8 +51,9 @@ class Axes:
         first = dataclasses.replace(first, place=(place, *first.place))
         return dataclasses.replace(self, loops=(first, *others))
 
-    def with_batch(self, size: Any) -> "Axes":
-        return dataclasses.replace(self, batch=(size, *self.batch))
+    def with_batch(self, size: Any, name: Any) -> "Axes":
+        batch, names = (size, *self.batch), (name, *self.names)
+        return dataclasses.replace(self, batch=batch, names=names)
 
     @property
     def count_shape(self) -> tuple[Any, ...]:

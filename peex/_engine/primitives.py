@@ -114,7 +114,8 @@ def _tap_batch(
             to_axis(x, d, where, axis.size)
             for x, d in zip(logs, dims[num_values:], strict=True)
         ]
-        info = dataclasses.replace(info, axes=info.axes.with_batch(axis.size))
+        axes = info.axes.with_batch(axis.size, axis.name)
+        info = dataclasses.replace(info, axes=axes)
     return tap(values, logs, info), list(dims[:num_values])
 
 
@@ -150,7 +151,7 @@ def _ask_batch(
         _compat.with_axis(s, where, axis.size, mesh_axis) if each else s
         for s, each in zip(info.shapes, batched, strict=True)
     )
-    axes = info.axes.with_batch(axis.size)
+    axes = info.axes.with_batch(axis.size, axis.name)
     info = dataclasses.replace(info, shapes=shapes, axes=axes)
     return ask(args, info), [where if each else None for each in batched]
 

@@ -98,6 +98,7 @@ class Side(enum.Enum):
     INPUT = "its positional arguments, a lone one as itself"
     ARGS = "the tuple of its positional arguments"
     ARGS_AND_KWARGS = "the pair of all its arguments"
+    CALL = "all of it, with what isn't an array"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +160,7 @@ class Site:
     @ft.cached_property
     def pre(self) -> bool:
         """Whether it acts before the call."""
-        return self.side is not Side.OUTPUT
+        return self.side not in (Side.OUTPUT, Side.CALL)
 
     @ft.cached_property
     def module(self) -> str:

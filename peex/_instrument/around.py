@@ -18,6 +18,7 @@ from .._engine.site import ModuleKey, Side, Site
 from .._engine.values import is_state
 from .changed_call import changed
 from .forward_pass import call_with_names, method_and_module
+from .whole_call import given_to, WholeCall
 
 
 @no_type_check  # what it calls may be looked for by its name
@@ -41,6 +42,7 @@ def around(
     contexts: list[contextlib.AbstractContextManager[Any]] = []
     depth = -1
     key: str | None = None
+    given: Any = None
     try:
         for site in sites:
             listener: Any = listener_at(site.depth)
@@ -61,6 +63,8 @@ def around(
                 inside.append(site)
                 continue
             outside.append(site)
+            if site.side is Side.CALL:
+                given = given_to(fn, args, kwargs)
             if not site.pre:
                 continue
             if site.side is Side.ARGS_AND_KWARGS:
@@ -83,6 +87,10 @@ def around(
             raise
         for site in reversed(outside):
             if site.pre:
+                continue
+            if site.side is Side.CALL:
+                own = getattr(listener_at(site.depth), "own", {})
+                at_site(site, WholeCall.of(given, out, own))
                 continue
             if type(out) is tuple and len(out) == 2 and is_state(out[1]):
                 # A stateful layer: the state isn't what it computed.

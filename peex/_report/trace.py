@@ -13,6 +13,7 @@ from .._sites.patterns import nearest
 from .._wrappers.forward import ForwardHook
 from .._wrappers.run import call_method
 from .._wrappers.types import Method
+from .isolate import isolate, Isolated
 from .report import report
 from .result import Call, Report
 
@@ -44,12 +45,15 @@ class CallTree(eqx.Module):
         replaced (as another branch in Python doesn't); [`peex.HookShapeError`][] if
         what is in its place returns something else.
         """
+        return self._run(self.model, *args, **kwargs)
+
+    def _run(self, model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not self.changes:
-            return call_method(self.model, self.method, args, kwargs)
+            return call_method(model, self.method, args, kwargs)
         calls = {key: self.report[key] for key in self.changes}
         hooks = {f"{c.site}#{c.number}": self.changes[key] for key, c in calls.items()}
         where = list(dict.fromkeys(call.site for call in calls.values()))
-        hooked = ForwardHook(self.model, hooks, None, where=where, method=self.method)
+        hooked = ForwardHook(model, hooks, None, where=where, method=self.method)
         out, _ = hooked(*args, **kwargs)
         return out
 
@@ -79,6 +83,56 @@ class CallTree(eqx.Module):
             changes[name] = _as_hook(self._call(name), one)
         return CallTree(self.model, changes, self.report, self.method)
 
+    def isolate(self, key: str, /, *args: Any, **kwargs: Any) -> Isolated:
+        """Runs the model, with what is in the place of calls, for one call of it: what
+        that is given, and returns, with what isn't an array.
+
+        !!! Example
+
+            ```python
+            import equinox as eqx
+            import jax
+            import jax.numpy as jnp
+            import peex as px
+
+            mlp = eqx.nn.MLP(2, 1, 8, depth=2, key=jax.random.key(0))
+            xs = jnp.ones((5, 2))
+            tree = px.trace(mlp, xs, method=lambda mlp, xs: jax.vmap(mlp)(xs))
+            call = tree.isolate("layers.1", xs)
+            call.args[0].shape  # (5, 8); call.axes says that it is a batch
+            jnp.array_equal(call(), call.output)  # True: the layer alone
+            ```
+
+        **Arguments:**
+
+        - `key`: of the call: `"b.shared"` is the first, `"b.shared#1"` the second.
+        - `*args`, `**kwargs`: of the model, as arrays. An `eqx.nn.State` among them can
+            be used once more.
+
+        **Returns:**
+
+        A [`peex.Isolated`][]. Of a call in a `while` loop, it is the last iteration.
+
+        **Raises:**
+
+        As the tree itself, when it is called. [`peex.SiteNotFoundError`][] for a key
+        that is no call, [`peex.SiteNotFiredError`][] for a call that these arguments
+        don't lead to, `TypeError` for one that was replaced. [`peex.PeexError`][] for a
+        call that branches make with arguments that are unlike.
+        """
+        call = self._call(key)
+        if key in self.changes:
+            raise TypeError(
+                f"The call {key!r} isn't made: in this tree something else is in its "
+                f"place. Write `px.trace(model, *args).isolate({key!r}, *args)`."
+            )
+        where, method = f"{call.site}#{call.number}", self.method
+        if self.changes:
+            if call.site == "." and method != "__call__":
+                where = f".:{method}#{call.number}"
+            method = self._run
+        return isolate(key, where, self.model, method, args, kwargs)
+
     def _call(self, key: str) -> Call:
         if key not in self.report:
             calls = [call.key for call in self.report.tree]
@@ -88,7 +142,8 @@ class CallTree(eqx.Module):
         call = self.report[key]
         if call.is_inside:
             raise TypeError(
-                f"{key!r} is a value inside of a call, which a tree can't replace. "
+                f"{key!r} is a value inside of a call, which a tree can't replace or "
+                "isolate. "
                 "Write `px.ForwardHook(model, px.ReplaceHook(value), where="
                 f"{call.site!r})`."
             )
