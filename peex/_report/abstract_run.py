@@ -6,7 +6,7 @@ Nothing is computed, so weights and arguments may be mere shapes.
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -74,6 +74,7 @@ def run_abstractly(
     method: Method,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    silent: Collection[str] = (),
 ) -> AbstractRun:
     """Runs the model abstractly, again without the sites that turn out to be lost.
 
@@ -82,6 +83,7 @@ def run_abstractly(
     - `chosen`: the sites.
     - `probed`: those of them that may name a `px.probe`; `None` if all probes are
         sites.
+    - `silent`: the keys of the methods whose probes are those of the call around.
     """
     install()
     lost: dict[str, str] = {}
@@ -94,7 +96,7 @@ def run_abstractly(
             x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})
         ]
         sites = _sites(wanted, collector.scope.depth)
-        collector.probes = _probes(probed, root_method, collector)
+        collector.probes = _probes(probed, root_method, collector, silent)
         running = collector.running_in(sys._getframe())
         try:
             with running, started(collector), own_caches("peex.report"):
@@ -186,6 +188,7 @@ def _probes(
     probed: Sequence[Chosen] | None,
     root_method: str,
     collector: Collector,
+    silent: Collection[str],
 ) -> Probes:
     def wanted(name: str) -> bool:
         return probed is None or any(c.names(name) for c in probed)
@@ -202,7 +205,7 @@ def _probes(
                 return None
         return _site(f"{module}{suffix}", collector.scope.depth, mine, suffix)
 
-    return Probes(wanted, site)
+    return Probes(wanted, site, silent=silent)
 
 
 def _as_function(

@@ -20,14 +20,15 @@ from .._log import described
 from .._program.call_tree import Node
 from .._sites.chosen import Chosen
 from .._sites.patterns import with_places
-from .._sites.places import Place, places, static_modules
+from .._sites.places import Place, places, public_methods, static_modules
 from .._sites.select import default_of, select
 from .._sites.stacked import grouped
 from .._wrappers.plan import check_method, root_method_of
 from .._wrappers.types import Method, Where
 from .abstract_run import AbstractRun, run_abstractly
+from .calls import Call, Tree
 from .parameters import is_array_or_shape, Parameter, Parameters
-from .result import Call, Missing, Report, Tree
+from .result import Missing, Report
 from .sites import class_name
 
 
@@ -70,7 +71,8 @@ def report(
 
     A [`peex.Report`][]. Its `entries` are what the log of
     `px.ForwardHook(model, where=where, method=method)(*args, **kwargs)` will hold; its
-    `tree` shows the calls of all callable modules within each other.
+    `tree` shows the calls of all modules within each other, by `__call__` or by any
+    public method.
 
     **Raises:**
 
@@ -85,14 +87,18 @@ def report(
     at = {place.name: place for place in all_places}
     callable_ = (default_of(p, root_method) for p in at.values() if p.called)
     plain = {dataclasses.replace(c, alias=None) for c in chosen}
-    everything = (*chosen, *(c for c in callable_ if c not in plain))
+    by_method = [Chosen(p.name, m) for p in all_places for m in public_methods(p.node)]
+    methods = [c for c in by_method if c not in plain and c.key(root_method) != c.place]
+    everything = (*chosen, *(c for c in callable_ if c not in plain), *methods)
+    told = {c.module_key(root_method) for c in chosen}
+    silent = {c.key(root_method) for c in methods} - told
     probed = None if where is None else [c for c in chosen if c.inside is not None]
     abstract = run_abstractly(
-        model, everything, probed, root_method, method, args, kwargs
+        model, everything, probed, root_method, method, args, kwargs, silent
     )
     key_of = lambda c: grouped(c.site_key(root_method), abstract.groups)
     named = [(key_of(c), c) for c in everything]
-    known = _Known(model, [(key, at[c.place]) for key, c in named])
+    known = _Known(model, all_places, [(key, at[c.place]) for key, c in named])
     logged = abstract.calls.logged
     numbering = Numbering()
     numbers = {id(node): numbering.next(node.site) for node in logged}
@@ -174,7 +180,12 @@ def _of_all_calls(chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
 class _Known:
     """Class and parameters of each site, by its key."""
 
-    def __init__(self, model: Any, sites: Sequence[tuple[str, Place]]):
+    def __init__(
+        self,
+        model: Any,
+        all_places: Sequence[Place],
+        sites: Sequence[tuple[str, Place]],
+    ):
         self.parameters = Parameters(model)
         # In a copy each array is an object of its own, also where two are one.
         shape = lambda x: (
@@ -191,12 +202,22 @@ class _Known:
         self._places: dict[str, list[Place]] = {}
         for key, place in sites:
             self._places.setdefault(key, []).append(place)
+        modules = {p.name for p in all_places if p.called or public_methods(p.node)}
+        self._own: dict[str, dict[Parameter, None]] = {}
+        for parameter in self.parameters.all:
+            for use in parameter.uses:
+                holder = _around(use, modules)
+                self._own.setdefault(holder, {})[parameter] = None
 
     def class_name(self, key: str) -> str:
         return class_name(self._places[key][0].node)
 
     def of(self, key: str) -> tuple[Parameter, ...]:
         return self.parameters.under(place.key for place in self._places[key])
+
+    def own(self, key: str) -> tuple[Parameter, ...]:
+        names = {place.name: None for place in self._places[key]}
+        return tuple({p: None for n in names for p in self._own.get(n, ())})
 
     def any_of(self, key: str, positions: Iterable[int]) -> bool:
         """Whether one of the model's arrays at these positions is in the module."""
@@ -205,6 +226,13 @@ class _Known:
         # Behind those of the model are those of the arguments.
         known = self._positions
         return any(mine & set(ids) for i in positions for ids in known[i : i + 1])
+
+
+def _around(use: str, modules: Container[str]) -> str:
+    """The deepest of these modules that holds what is at a place."""
+    while use and use not in modules:
+        use, _, _ = use.rpartition(".")
+    return use or "."
 
 
 def _calls(
@@ -236,6 +264,7 @@ def _calls(
             log=_tree(node.after, 0),
             when=_when(node),
             parameters=() if kind else known.of(site),
+            own_parameters=() if kind else known.own(site),
             flops=0 if kind else node.flops,
             line=abstract.written.get(node.site.key),
             children=children,

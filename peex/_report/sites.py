@@ -1,13 +1,10 @@
 """What a model has to hook, found without running it: `peex.sites`."""
 
 import dataclasses
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import equinox as eqx
-
-from .._sites.places import Place, places, static_modules
+from .._sites.places import Place, places, public_methods, static_modules
 from .._sites.walk import is_function
 from .._table import Column, Shown, Table
 from .._text import shown_bytes, shown_count
@@ -120,22 +117,6 @@ def class_name(node: Any) -> str:
     return "function" if is_function(node) else type(node).__name__
 
 
-def _methods(node: Any) -> tuple[str, ...]:
-    cls = type(node)
-    if not isinstance(node, eqx.Module):
-        return ()
-    fields = {f.name for f in dataclasses.fields(node)}
-    names = set(dir(cls)) - set(dir(eqx.Module)) - fields
-    unusual = classmethod | staticmethod | property
-    return tuple(
-        name
-        for name in sorted(names)
-        if not name.startswith("_")
-        and callable(getattr(cls, name))
-        and not isinstance(inspect.getattr_static(cls, name), unusual)
-    )
-
-
 def sites(model: Any) -> Sites:
     """What can be hooked in a model, without running it.
 
@@ -167,7 +148,7 @@ def sites(model: Any) -> Sites:
     """
     parameters = Parameters(model)
     found = [(p, _chosen(p)) for p in places(model, "__call__")]
-    found = [(p, how) for p, how in found if how != "method" or _methods(p.node)]
+    found = [(p, how) for p, how in found if how != "method" or public_methods(p.node)]
     shared = {i for i, p in parameters.by_id.items() if len(p.uses) > 1}
     held = {p.key: shared.intersection(parameters.ids_under(p.key)) for p, _ in found}
     holders = [p for p, _ in found if held[p.key]]
@@ -197,4 +178,4 @@ def _info(
     place: Place, how: str, inside: tuple[Parameter, ...], others: tuple[str, ...]
 ) -> SiteInfo:
     name = class_name(place.node)
-    return SiteInfo(place.name, name, how, _methods(place.node), inside, others)
+    return SiteInfo(place.name, name, how, public_methods(place.node), inside, others)

@@ -13,9 +13,10 @@ from .._sites.patterns import nearest
 from .._wrappers.forward import ForwardHook
 from .._wrappers.run import call_method
 from .._wrappers.types import Method
+from .calls import Call
 from .isolate import isolate, Isolated
 from .report import report
-from .result import Call, Report
+from .result import Report
 
 
 class CallTree(eqx.Module):

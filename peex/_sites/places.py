@@ -1,6 +1,7 @@
 """The places of a model where a hook can be put."""
 
 import dataclasses
+import inspect
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,6 +26,25 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         return ".".join(self.key) or "."
+
+
+def public_methods(node: Any) -> tuple[str, ...]:
+    """The public methods that the class of a module has, other than `__call__` and
+    those of Equinox; of what isn't a module, none.
+    """
+    cls = type(node)
+    if not isinstance(node, eqx.Module):
+        return ()
+    fields = {f.name for f in dataclasses.fields(node)}
+    names = set(dir(cls)) - set(dir(eqx.Module)) - fields
+    public = (name for name in sorted(names) if not name.startswith("_"))
+    return tuple(name for name in public if _is_method(cls, name))
+
+
+def _is_method(cls: type, name: str) -> bool:
+    found = inspect.getattr_static(cls, name)
+    unusual = isinstance(found, classmethod | staticmethod | property | type)
+    return callable(getattr(cls, name)) and hasattr(found, "__get__") and not unusual
 
 
 def static_modules(model: Any) -> list[Place]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .._report.result import Call, Report
+from .._report.calls import Call
+from .._report.result import Report
 from .aligned import aligned, Entry, Frame, Mask, nowhere
 from .recorded import Recorded
 

@@ -220,6 +220,7 @@ def test_dict():
         "axes": [["batch", 5]],
         "when": "always",
         "parameters": 24,
+        "own_parameters": 24,
         "parameter_bytes": 96,
         "log_bytes": 160,
         "flops": 200,

@@ -1,0 +1,136 @@
+"""Calls of other methods than `__call__`, and the parameters of modules themselves."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from closeness import assert_close
+from jax import lax
+from twin_case import linear
+
+import peex as px
+
+
+class Table(eqx.Module):
+    """Isn't called itself."""
+
+    weight: jax.Array
+
+    def embed(self, i):
+        return self.weight[i]
+
+    def attend(self, x):
+        return px.probe(self.weight @ x, "logits")
+
+
+class Block(eqx.Module):
+    scale: jax.Array
+    lin: eqx.nn.Linear
+
+    kind = eqx.nn.Linear  # no method
+
+    @property
+    def width(self):
+        return len(self.scale)
+
+    def gated(self, x):
+        return self.scale * self._private(x)
+
+    def _private(self, x):
+        return jnp.tanh(self.lin(x))
+
+    def __call__(self, x):
+        assert type(self.lin) is not int and self.kind is eqx.nn.Linear
+        return self.gated(x) + self.width
+
+
+class Model(eqx.Module):
+    table: Table
+    blocks: list
+    bias: jax.Array
+
+    def encode(self, i):
+        x = self.table.embed(i)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def __call__(self, i):
+        return self.table.attend(self.encode(i)) + self.bias
+
+
+MODEL = Model(
+    Table(jr.normal(jr.key(0), (5, 4))),
+    [Block(jnp.arange(4.0), linear(4, 4, i)) for i in range(2)],
+    jnp.zeros(5),
+)
+I = jnp.array(2)
+REPORT = px.report(MODEL, I)
+
+
+def test_the_tree_has_all_public_methods():
+    nested = lambda call: {call.key: [nested(child) for child in call.children]}
+    blocks = [
+        {f"blocks.{i}": [{f"blocks.{i}:gated": [{f"blocks.{i}.lin": []}]}]}
+        for i in range(2)
+    ]
+    encode = {".:encode": [{"table:embed": []}, *blocks]}
+    logits = {"table:attend": [{"./logits": []}]}
+    assert [nested(c) for c in REPORT.tree.children] == [{".": [encode, logits]}]
+    assert REPORT["table:attend"].class_name == "Table"
+    assert REPORT["table:attend"].flops == 2 * 5 * 4
+
+
+def test_entries_are_those_of_a_log():
+    """A method that nobody asks for is no site, and no module to a probe in it."""
+    for where in (None, "**", "table:attend", ["table:attend/logits", "blocks.0"]):
+        report = px.report(MODEL, I, where=where)
+        _, log = px.ForwardHook(MODEL, where=where)(I)
+        assert list(report) == list(log)
+        assert not report.missing
+
+
+def test_the_parameters_of_a_module_itself():
+    places = lambda key: [p.uses[0] for p in REPORT[key].own_parameters]
+    assert places(".") == ["bias"]
+    assert places("blocks.1") == places("blocks.1:gated") == ["blocks.1.scale"]
+    assert places("blocks.1.lin") == ["blocks.1.lin.weight", "blocks.1.lin.bias"]
+    assert places("table:attend") == ["table.weight"]
+    assert REPORT["blocks.1"].own_parameter_count == 4
+    assert REPORT["blocks.1"].parameter_count == 24
+    assert "24 (4 own)" in str(px.report(MODEL, I, where="blocks.1"))
+    assert "own" not in str(REPORT)
+
+
+def test_the_calls_of_a_parameter():
+    """Those by which others call its module; its own methods are part of these."""
+    assert REPORT.calls_of("table.weight") == ("table:embed", "table:attend")
+    assert REPORT.owner("table.weight") == "."
+    assert REPORT.calls_of("blocks.0.scale") == ("blocks.0",)
+    assert REPORT.calls_of("blocks.0.lin.bias") == ("blocks.0.lin",)
+    assert REPORT.calls_of("bias") == (".",)
+
+
+def test_replaced_and_isolated():
+    tree = px.trace(MODEL, I)
+    out = tree.replace("table:attend", lambda x: jnp.sum(x) * jnp.ones(5))(I)
+    assert_close(out, jnp.sum(MODEL.encode(I)) * jnp.ones(5))
+    out = tree.replace("blocks.1:gated", jnp.sin)(I)
+    x = MODEL.blocks[0](MODEL.table.embed(I))
+    assert_close(out, MODEL.table.attend(jnp.sin(x) + 4))
+    call = tree.isolate("table:attend", I)
+    assert_close(call(), MODEL.table.attend(MODEL.encode(I)))
+    assert call.module.weight is MODEL.table.weight
+
+
+def test_of_a_model_that_is_run_by_a_function():
+    def model(model, i):
+        step = lambda x, _: (model.blocks[1](x), None)
+        x, _ = lax.scan(step, model.encode(i), length=3)
+        return model.table.attend(x)
+
+    tree = px.trace(MODEL, I, method=model)
+    keys = [call.key for call in tree.report.tree.children]
+    assert keys == [".:encode", "blocks.1#1", "table:attend"]
+    assert tree.report.owner("blocks.1.scale") == "."
+    assert_close(tree(I), model(MODEL, I))
