@@ -1,8 +1,9 @@
 """Calling a module by a hook that stands around its call."""
 
 import functools as ft
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,6 +24,16 @@ from .._errors import HookShapeError
 Made = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
+class _Around(NamedTuple):
+    """What stands around a call: the hook of a site, and whether it acts, a bool, traced
+    where that isn't known.
+    """
+
+    site: Site
+    hook: Callable[..., Any]
+    acts: Any
+
+
 def changed(
     sites: Sequence[Site], call: Made, module: Any, args: Any, kwargs: Any
 ) -> Made:
@@ -31,25 +42,31 @@ def changed(
     """
     # All are asked first, at each call: they are numbered by that.
     leaves = jtu.tree_leaves((module, args, kwargs))
-    given = [given_at(site, site.around, leaves) for site in sites if site.around]
-    for site, (hook, data) in reversed(list(zip(sites, given, strict=True))):
-        acts, hook = (True, hook) if data is None else hook.acting(data)
-        if isinstance(acts, Tracer):
-            call = ft.partial(_either, site, hook, call, acts)
-        elif acts:
-            call = ft.partial(_run, site, hook, call)
+    around = []
+    for site in sites:
+        if site.around is not None:
+            hook, data = given_at(site, site.around, leaves)
+            acts, hook = (True, hook) if data is None else hook.acting(data)
+            around.append(_Around(site, hook, acts))
+    # Those of one wrapper and name are each for other calls of the module.
+    of_one = lambda each: (each.site.depth, each.site.alias)
+    groups = [list(group) for _, group in itertools.groupby(around, of_one)]
+    for group in reversed(groups):
+        call = ft.partial(_with_one_of, group, call)
     return call
 
 
-def _either(
-    site: Site,
-    hook: Callable[..., Any],
-    call: Made,
-    acts: Any,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """What a hook makes of a call where it acts, else the call."""
+def _with_one_of(around: Sequence[_Around], call: Made, args: Any, kwargs: Any) -> Any:
+    """A call with the hook that acts, of these of which one does at most. What is known
+    not to act, or not to be what is called, isn't traced.
+    """
+    is_asked = lambda each: isinstance(each.acts, Tracer)
+    for each in around:
+        if not is_asked(each) and each.acts:
+            return _run(each, call, args, kwargs)
+    asks = [each for each in around if is_asked(each)]
+    if not asks:
+        return call(args, kwargs)
     dynamic, static = eqx.partition((args, kwargs), is_array)
     rest = types = None
 
@@ -60,22 +77,22 @@ def _either(
         types = jtu.tree_map(jax.typeof, out)
         return strong(out)
 
-    def new(dynamic: Any) -> Any:
+    def new(each: _Around, dynamic: Any) -> Any:
         args, kwargs = eqx.combine(dynamic, static)
-        out = _run(site, hook, call, args, kwargs)
-        return strong(eqx.filter(out, is_array))
+        return strong(eqx.filter(_run(each, call, args, kwargs), is_array))
 
-    out = lax.cond(acts, new, original, dynamic)
+    which = [each.acts.astype(int) * i for i, each in enumerate(asks, 1)]
+    branches = [original, *(ft.partial(new, each) for each in asks)]
+    out = lax.switch(sum(which[1:], which[0]), branches, dynamic)
     return eqx.combine(jtu.tree_map(_compat.as_weak_as, out, types), rest)
 
 
-def _run(
-    site: Site, hook: Callable[..., Any], call: Made, args: Any, kwargs: Any
-) -> Any:
+def _run(around: _Around, call: Made, args: Any, kwargs: Any) -> Any:
     """What a hook makes of a call.
 
     **Raises:** `HookShapeError` for an output unlike that of the call.
     """
+    site, hook, _ = around
     made: list[Any] = []
 
     def original(*args: Any, **kwargs: Any) -> Any:
