@@ -40,6 +40,8 @@ def _is_known(flag):
     return run.returncode == 0
 
 
+os.environ["COLUMNS"] = "100"  # as where there is no terminal
+
 # The workers inherit it.
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     flags = [_DEVICES, *(flag for flag in _QUICK_FLAGS if QUICK and _is_known(flag))]

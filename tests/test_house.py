@@ -13,7 +13,7 @@ import peex as px
 ROOT = pathlib.Path(px.__file__).parent
 # Imports go from a row to rows above it, or stay in one folder.
 FLOORS = [
-    {"_caches"},
+    {"_caches", "_show"},
     {"_compat", "_errors", "_table", "_text"},
     {"_engine"},
     {"_sites", "_program"},

@@ -10,14 +10,11 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._engine.codec import Encoded
+from .._show.folded import folded, MOST
 from .._table import Column, Table
 from .._text import shown_arrays
-from .keys import folded, leaf_name
+from .keys import leaf_name
 from .statistics import known, statistics
-
-
-# Up to so many entries, each is shown for itself; of more, equal siblings are one.
-_MOST = 30
 
 
 def document(entries: Mapping[str, Any], counts: Any, kwargs: dict[str, Any]) -> Any:
@@ -80,7 +77,7 @@ def _how_many(entries: Mapping[str, Any]) -> str:
 
 def _rows(entries: Mapping[str, Any]) -> Sequence[tuple[str, tuple[str, ...]]]:
     """Names, and the keys that each stands for."""
-    if len(entries) <= _MOST:
+    if len(entries) <= MOST:
         return [(key, (key,)) for key in entries]
     shapes = lambda entry: tuple((path, _shape(leaf)) for path, leaf in _leaves(entry))
     return folded({key: shapes(entry) for key, entry in entries.items()})

@@ -79,7 +79,8 @@ class Group:
 class Reach(Shown):
     """Which parameter of a model reaches which of its state in one step, and how; made
     by [`peex.reach`][]. `reach["cell.weight_hh"]` is what one array reaches: `.states`,
-    `.outputs`, `.by`, `.reason`, `.cut_by`. Printed, a table.
+    `.outputs`, `.by`, `.reason`, `.cut_by`. Printed, a table; of more than 30 rows,
+    equal siblings are one (`reach.show(fold=False)` has all).
 
     **Attributes:**
 

@@ -1,16 +1,10 @@
 """What reaches what as a table."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._log.keys import folded
 from .._table import Column, Table
 from .._text import plural
-
-
-# Up to so many arrays, each is shown for itself; of more, equal siblings are one.
-_MOST = 30
 
 
 def table(
@@ -22,11 +16,12 @@ def table(
     """See [`peex.Reach`][]."""
     columns = (
         Column("array", flexible=True),
-        Column("reaches", flexible=True),
-        Column("by", flexible=True),
-        Column("reason", flexible=True),
+        Column("reaches", flexible=True, of_keys=True),
+        Column("by", flexible=True, of_keys=True),
+        Column("reason", flexible=True, of_keys=True),
     )
-    rows = [*_rows(parameters), *_rows(states)]
+    arrays = (*parameters.items(), *states.items())
+    rows = [(key, *_cells(reached)) for key, reached in arrays]
     kinds = ("direct", "through", "both", "value")
     links = ", ".join(f"{counts[how]} {how}" for how in kinds if counts[how])
     shown = ", ".join(
@@ -38,26 +33,7 @@ def table(
         f"links to states: {links or 'none'}",
         f"{plural(counts['groups'], 'group')} of states: {shown or 'none'}",
     ]
-    return Table(columns, rows, notes)
-
-
-def _rows(arrays: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    cells = {key: _cells(reached) for key, reached in arrays.items()}
-    if len(cells) <= _MOST:
-        return [(key, *mine) for key, mine in cells.items()]
-    like = {key: tuple(map(_of_any, mine)) for key, mine in cells.items()}
-    rows = []
-    for name, keys in folded(like):
-        first = keys[0]
-        one = len(keys) == 1
-        times = "" if one else f" x{len(keys)}"
-        rows.append((f"{name}{times}", *(cells if one else like)[first]))
-    return rows
-
-
-def _of_any(text: str) -> str:
-    """What is said of one of several siblings as what is said of each of them."""
-    return re.sub(r"(?<=[.#])\d+\b", "*", text)
+    return Table(columns, rows, notes, keyed=True)
 
 
 def _cells(reached: Any) -> tuple[str, str, str]:

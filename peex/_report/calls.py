@@ -7,8 +7,11 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._log import Axis
+from .._show.shown import AbstractShown
+from .._show.wrapped import wrapped
 from .._text import shown_arrays
 from .._wrappers.budget import num_bytes
+from .nested import lines
 from .parameters import HasParameters, Parameter
 
 
@@ -76,7 +79,7 @@ class Call(HasParameters):
             yield from child.walk()
 
     def __repr__(self) -> str:
-        return f"<call {self.key}: {self._flow()}>"
+        return f"<call {self.key}: {self.arrows}>"
 
     def __str__(self) -> str:
         return str(Tree((self,)))
@@ -107,9 +110,17 @@ class Call(HasParameters):
     def shown_inputs(self) -> str:
         return "?" if self.inputs is None else shown_arrays(self.inputs)
 
-    def _flow(self) -> str:
+    @property
+    def arrows(self) -> str:
+        """What goes in and comes out."""
         outputs = shown_arrays(self.outputs)
         return outputs if self.is_inside else f"{self.shown_inputs} -> {outputs}"
+
+    @property
+    def flow(self) -> str:
+        """The same, with its axes and whether it always runs."""
+        axes = self._axes()
+        return f"{self.arrows}  [{axes}]" if axes else self.arrows
 
     def _axes(self) -> str:
         loop = lambda axis: "" if axis.loop is None else f" ({axis.loop})"
@@ -125,9 +136,10 @@ def _arrays(tree: Any) -> list[dict[str, Any]] | None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tree:
+class Tree(AbstractShown):
     """Calls within calls. Iterates over all of them, outer ones first; printed, the
-    calls indented as they are nested.
+    calls indented as they are nested; of more than 30, those that are alike but for the
+    numbers in their keys are one (`tree.show(fold=False)` has all).
     """
 
     children: tuple[Call, ...]
@@ -136,16 +148,14 @@ class Tree:
         for child in self.children:
             yield from child.walk()
 
-    def __str__(self) -> str:
-        lines: list[str] = []
+    def _text(self, fold: bool | None, width: int) -> str:
+        made = []
+        for line in lines(self.children, fold):
+            for depth, text in line.walk():
+                indent = "  " * depth
+                made += wrapped(text, width, indent, f"{indent}    ")
+        return "\n".join(made)
 
-        def show(call: Call, depth: int) -> None:
-            times = f"  [{call._axes()}]" if call._axes() else ""
-            name = f"{'  ' * depth}{call.key} ({call.class_name})"
-            lines.append(f"{name}: {call._flow()}{times}")
-            for child in call.children:
-                show(child, depth + 1)
-
-        for child in self.children:
-            show(child, 0)
-        return "\n".join(lines)
+    def _html(self, fold: bool | None) -> str:
+        inside = "".join(line.html() for line in lines(self.children, fold))
+        return f'<div style="font-family:monospace">{inside}</div>'

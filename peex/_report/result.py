@@ -75,8 +75,9 @@ def _parameters(call: Call) -> str:
 class Report(HasParameters, Shown):
     """What a call of a model has to hook; made by [`peex.report`][].
 
-    Printed, it is a table of the entries, with totals. `report[key]` is any call, of
-    the entries or the tree.
+    Printed, it is a table of the entries, with totals; of more than 30, those that are
+    alike but for the numbers in their keys are one row (`report.show(fold=False)` has
+    all). `report[key]` is any call, of the entries or the tree.
 
     FLOPs are counted from shapes: `2 * M * N * K` for a matrix product, for each batch
     index; 2 for each term of a convolution; 1 for each element that a reduction reads,
@@ -242,7 +243,7 @@ class Report(HasParameters, Shown):
             (
                 call.key,
                 call.class_name,
-                call._flow(),
+                call.arrows,
                 call._axes(),
                 _parameters(call) + ("*" if shared & set(call.parameters) else ""),
                 shown_bytes(call.log_bytes),
@@ -257,6 +258,6 @@ class Report(HasParameters, Shown):
         notes = [
             f"{plural(len(self), 'call')}, log {shown_bytes(self.log_bytes)}, {flops}",
             *parameter_notes(self.parameters),
-            *(f"missing: {m.key} ({m.class_name}): {m.why}" for m in missing),
         ]
-        return Table(columns, rows, notes)
+        listed = [("missing: ", m.key, f" ({m.class_name}): {m.why}") for m in missing]
+        return Table(columns, rows, notes, listed, keyed=True)

@@ -110,7 +110,7 @@ class Sites(Shown, Mapping[str, SiteInfo]):
             Column("parameters", right=True),
             Column("bytes", right=True),
         )
-        return Table(columns, rows, parameter_notes(self.parameters))
+        return Table(columns, rows, parameter_notes(self.parameters), keyed=True)
 
 
 def class_name(node: Any) -> str:

@@ -9,6 +9,7 @@ from .._errors import SiteNotFoundError
 from .._hooks.call_hooks import AbstractCallHook, ReplaceCall
 from .._hooks.hooks import AbstractHook
 from .._hooks.step_hooks import AbstractStepHook
+from .._show.shown import AbstractShown
 from .._sites.patterns import nearest
 from .._wrappers.forward import ForwardHook
 from .._wrappers.run import call_method
@@ -19,7 +20,7 @@ from .report import report
 from .result import Report
 
 
-class CallTree(eqx.Module):
+class CallTree(eqx.Module, AbstractShown):
     """A model with the calls that it makes, made by [`peex.trace`][]. Called, it runs
     the model, with some of the calls replaced.
 
@@ -153,8 +154,11 @@ class CallTree(eqx.Module):
     def __getitem__(self, key: str) -> Call:
         return self.report[key]
 
-    def __str__(self) -> str:
-        return str(self.report.tree)
+    def _text(self, fold: bool | None, width: int) -> str:
+        return self.report.tree._text(fold, width)
+
+    def _html(self, fold: bool | None) -> str:
+        return self.report.tree._html(fold)
 
 
 def _as_hook(call: Call, fn: Any) -> Any:
