@@ -25,8 +25,8 @@ Made = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 class _Around(NamedTuple):
-    """What stands around a call: the hook of a site, and whether it acts, a bool, traced
-    where that isn't known.
+    """What stands around a call: the hook of a site, and whether it acts: a bool,
+    traced where that isn't known.
     """
 
     site: Site
