@@ -218,7 +218,11 @@ def _method(sub: Any, name: str) -> Any:
         sites = attributes[_ATTRIBUTE].get(name, ())
         return around(sites, attributes.get(_CALLS, ()), original, args, kwargs)
 
-    return ft.wraps(getattr(cls, name))(method)
+    original = getattr(cls, name)
+    method = ft.wraps(original)(method)
+    # Not what Equinox has made of it: of that, a function's `__wrapped__` is refused.
+    method.__wrapped__ = inspect.unwrap(original)
+    return method
 
 
 def _with(old: SitesByMethod, new: SitesByMethod) -> SiteMap:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 
 from .. import _compat
@@ -204,7 +205,8 @@ def _path(eqn: Any, code: types.CodeType, outer: list[_compat.Frame]) -> CallPat
 
 
 def method_and_module(fn: Any) -> tuple[Any, Any]:
-    if isinstance(fn, ft.partial) and fn.args:  # as an instrumented module calls it
+    # As an instrumented module calls it, or a method that Equinox has transformed.
+    if isinstance(fn, ft.partial | eqx.Partial) and fn.args:
         return fn.func, fn.args[0]
     return getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
 

@@ -111,7 +111,7 @@ def report(
         )
         for node in logged
     }
-    made = _calls(abstract, known, numbers, log_keys)
+    made = _calls(abstract, known, numbers, log_keys, silent)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)
     entries = {
@@ -137,7 +137,7 @@ def report(
         missing += [_static(p.name, p.node) for p in static_modules(model)]
     return Report(
         entries=entries,
-        tree=Tree(tuple(made[id(node)] for node in abstract.calls.roots)),
+        tree=Tree(tuple(made[id(n)] for n in abstract.calls.roots if id(n) in made)),
         missing={m.key: m for m in missing},
         parameters=known.parameters.all,
         flops=abstract.calls.flops,
@@ -240,8 +240,11 @@ def _calls(
     known: _Known,
     numbers: dict[int, int],
     log_keys: dict[int, list[str]],
+    silent: Container[str],
 ) -> dict[int, Call]:
-    """The calls as they are shown, by the `id` of their nodes."""
+    """The calls as they are shown, by the `id` of their nodes. Of the methods that
+    nobody asks for, those that arrays go into, or come out of.
+    """
     # Loops are counted as in the log, then those in which nothing is logged.
     ordered = sorted(abstract.calls.logged, key=lambda node: not log_keys[id(node)])
     axes = described({id(n): n.after.info.axes for n in ordered if n.after is not None})
@@ -249,7 +252,7 @@ def _calls(
 
     def make(node: Node) -> Call:
         assert node.after is not None
-        children = tuple(make(child) for child in node.children)
+        children = tuple(make(child) for child in node.children if is_shown(child))
         site, number = node.site.key, numbers[id(node)]
         kind = _kind(node.site)
         made[id(node)] = Call(
@@ -271,7 +274,12 @@ def _calls(
         )
         return made[id(node)]
 
-    for root in abstract.calls.roots:
+    def is_shown(node: Node) -> bool:
+        specs = (spec for spec in (node.before, node.after) if spec is not None)
+        has_arrays = any(spec.log_shapes for spec in specs)
+        return has_arrays or bool(node.children) or node.site.key not in silent
+
+    for root in filter(is_shown, abstract.calls.roots):
         make(root)
     return made
 

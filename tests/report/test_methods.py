@@ -134,3 +134,32 @@ def test_of_a_model_that_is_run_by_a_function():
     assert keys == [".:encode", "blocks.1#1", "table:attend"]
     assert tree.report.owner("blocks.1.scale") == "."
     assert_close(tree(I), model(MODEL, I))
+
+
+def test_methods_of_other_kinds():
+    """One that Equinox has transformed is a call; one that no array goes into or comes
+    out of isn't.
+    """
+
+    class Cell(eqx.Module):
+        weight: jax.Array
+
+        @eqx.filter_vmap(in_axes=(None, 0))
+        def rows(self, x):
+            return self.weight * x
+
+        def is_large(self):
+            return len(self.weight) > 2
+
+    class Outer(eqx.Module):
+        cell: Cell
+
+        def __call__(self, x):
+            return self.cell.rows(x) if self.cell.is_large() else x
+
+    model, x = Outer(Cell(jnp.arange(3.0))), jr.normal(jr.key(1), (2, 3))
+    tree = px.trace(model, x)
+    assert [call.key for call in tree.report.tree] == [".", "cell:rows"]
+    call = tree.isolate("cell:rows", x)
+    assert call.module.weight is model.cell.weight
+    assert_close(call(), model(x))
