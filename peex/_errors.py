@@ -38,7 +38,9 @@ class HookShapeError(PeexError):
 
 
 class LogValueError(PeexError):
-    """A `log_fn` returned something that isn't a pytree of arrays."""
+    """A `log_fn` returned something that isn't a pytree of arrays; or a log can't be
+    made into a file or plain numbers.
+    """
 
 
 class NotInitialisedError(PeexError):
@@ -48,7 +50,7 @@ class NotInitialisedError(PeexError):
 class LogShapeError(PeexError):
     """A log doesn't fit what it is used for: a backward log, or the source of a patch,
     the call; two logs that are compared, each other. Or its entries aren't of one
-    shape, to be stacked, or aren't numbers.
+    shape, to be stacked, or aren't numbers, or can't be drawn.
     """
 
 

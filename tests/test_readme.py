@@ -3,6 +3,7 @@ it says.
 """
 
 import contextlib
+import inspect
 import io
 import pathlib
 import re
@@ -53,10 +54,16 @@ def documented():
                 yield name, thing
 
 
-DOCSTRINGS = [(n, t) for n, t in documented() if "```python" in (t.__doc__ or "")]
+def methods(thing):
+    found = inspect.getmembers(thing, callable) if isinstance(thing, type) else []
+    return [method for name, method in found if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("thing", [t for _, t in DOCSTRINGS], ids=lambda t: t.__name__)
+THINGS = [t for _, thing in documented() for t in (thing, *methods(thing))]
+DOCSTRINGS = [t for t in THINGS if "```python" in (t.__doc__ or "")]
+
+
+@pytest.mark.parametrize("thing", DOCSTRINGS, ids=lambda t: t.__name__)
 def test_docstring(thing):
     # The blocks of an admonition are indented.
     blocks = re.findall(r"^ *```python\n(.*?)^ *```", thing.__doc__, re.M | re.S)

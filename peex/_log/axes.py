@@ -71,10 +71,7 @@ def still_in_front(
     if before == after:
         return axes
     sizes = tuple(axis.size for axis in axes)
-    n = len(sizes)
-    # A transformation around the wrapper has added its own in front.
-    starts = (i for i in range(len(before) - n + 1) if before[i : i + n] == sizes)
-    start = next(starts, None)
+    start = start_of(axes, before)
     if start is None or after[:start] != before[:start]:
         return ()
     for i, size in enumerate(sizes, start):
@@ -83,3 +80,14 @@ def still_in_front(
         if after[i : i + 1] != (size,) or unsure:
             return axes[: i - start]
     return axes
+
+
+def start_of(axes: Sequence[Axis], shape: Sequence[Any]) -> int | None:
+    """Which axis of an array of this shape is the first of these, as far as the sizes
+    tell: a transformation around the wrapper has added its own in front. `None` where
+    none can be.
+    """
+    sizes, shape = tuple(axis.size for axis in axes), tuple(shape)
+    n = len(sizes)
+    starts = (i for i in range(len(shape) - n + 1) if shape[i : i + n] == sizes)
+    return next(starts, None)

@@ -13,6 +13,7 @@ from .._engine.codec import Encoded
 from .._sites.patterns import nearest
 from .._table import html, plain, Table
 from .axes import Axis
+from .conversions import Convertible
 from .keys import chosen, in_order_of_numbers, Patterns
 from .scalars import scalars
 from .shown import document, table
@@ -21,7 +22,7 @@ from .together import check_keys, difference, Entries, mapped, stacked
 
 
 @jtu.register_pytree_with_keys_class
-class Log(Mapping[str, Any]):
+class Log(Convertible):
     """An ordered mapping from site keys to what `log_fn` returned there, in the order
     in which the sites ran. A pytree: its leaves are the logged arrays.
 

@@ -4,6 +4,7 @@ written into what `jax.export` makes.
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .axes import Axis
@@ -27,14 +28,20 @@ class Unseen:
         return 0
 
 
+def axes_as_plain(axes: Mapping[str, tuple[Axis, ...]]) -> dict[str, Any]:
+    """As lists, as for JSON."""
+    return {key: [dataclasses.astuple(x) for x in mine] for key, mine in axes.items()}
+
+
+def axes_of_plain(plain: Mapping[str, Any]) -> dict[str, tuple[Axis, ...]]:
+    return {key: tuple(Axis(*axis) for axis in mine) for key, mine in plain.items()}
+
+
 def to_bytes(aux: Any) -> bytes:
     *keys, unseen = aux
-    axes = unseen.axes
-    plain = {key: [dataclasses.astuple(x) for x in mine] for key, mine in axes.items()}
-    return json.dumps((*keys, plain), default=str).encode()
+    return json.dumps((*keys, axes_as_plain(unseen.axes)), default=str).encode()
 
 
 def from_bytes(data: bytes) -> Any:
     keys, count_keys, axes = json.loads(data)
-    as_axes = {key: tuple(Axis(*axis) for axis in mine) for key, mine in axes.items()}
-    return tuple(keys), tuple(count_keys), Unseen(as_axes)
+    return tuple(keys), tuple(count_keys), Unseen(axes_of_plain(axes))
