@@ -18,6 +18,7 @@ WORKER = textwrap.dedent(
     import jax.numpy as jnp
     import numpy as np
     import peex as px
+    from jax.experimental.multihost_utils import process_allgather
     from jax.sharding import NamedSharding, PartitionSpec as P
 
     port, rank = sys.argv[1], int(sys.argv[2])
@@ -48,6 +49,15 @@ WORKER = textwrap.dedent(
                 np.testing.assert_allclose(shard.data, wanted, 1e-6, 1e-6)
         first = log["layers.0"]
         assert not first.is_fully_addressable  # its other half is with the other one
+        try:
+            log.save("x")
+            raise AssertionError("saved a half")
+        except px.LogValueError as error:
+            assert "another process holds a part of it. Gather it" in str(error)
+        # What the message says to write.
+        whole = process_allgather(log, tiled=True)
+        np.testing.assert_allclose(whole["layers.0"], other["layers.0"], 1e-6, 1e-6)
+        assert whole.to_dict()["axes"]["layers.0"][0]["size"] == 8
     print("done", rank)
     """
 )
