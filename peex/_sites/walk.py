@@ -104,9 +104,24 @@ class AbstractWrapper(eqx.Module):
             path, model = "hooked", self
             while isinstance(model, AbstractWrapper):
                 path, model = f"{path}.model", vars(model).get("model")
-            if inspect.getattr_static(model, name, ...) is not ...:
+            if _is_method(model, name):
+                message += (
+                    f", but its model has: write `{path}.{name}(...)`, which runs "
+                    f"without hooks, or wrap the model with `method={name!r}`, which "
+                    "runs it with hooks"
+                )
+            elif inspect.getattr_static(model, name, ...) is not ...:
                 message += f", but its model has: write `{path}.{name}`"
             raise AttributeError(message, name=name, obj=self)
+
+
+def _is_method(model: Any, name: str) -> bool:
+    """Whether it has a method of this name; nothing is run, as a property would be."""
+    if name in getattr(model, "__dict__", {}):
+        return False
+    found = inspect.getattr_static(type(model), name, None)
+    is_bound = hasattr(type(found), "__get__")
+    return is_bound and (callable(found) or isinstance(found, classmethod))
 
 
 def with_fields(wrapper: Wrapper, **fields: Any) -> Wrapper:

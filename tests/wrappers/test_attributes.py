@@ -23,6 +23,17 @@ class Sub(eqx.Module):
     def half(self, x):
         return self.conv1(x)
 
+    @eqx.filter_jit
+    def jitted(self, x):
+        return self.conv1(x)
+
+    @classmethod
+    def made(cls, conv1):
+        return cls(conv1, {})
+
+    def init(self, x):
+        return self.conv1(x) + 1
+
     def __call__(self, x):
         return self.half(x)
 
@@ -39,12 +50,38 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", ["conv1", "table", "half", "expensive"])
+RUNS_IT = (
+    r"\(...\)`, which runs without hooks, or wrap the model with `method='{}'`, which "
+    "runs it with hooks"
+)
+
+
+@pytest.mark.parametrize("name", ["conv1", "table", "expensive"])
 @pytest.mark.parametrize("case", WRAPPED)
 def test_an_attribute_of_the_model(case, name):
-    hooked, kind, path = WRAPPED[case]
+    check_attribute(*WRAPPED[case], name, "`")
+
+
+@pytest.mark.parametrize("name", ["half", "jitted", "made"])
+@pytest.mark.parametrize("case", WRAPPED)
+def test_a_method_of_the_model(case, name):
+    check_attribute(*WRAPPED[case], name, RUNS_IT.format(name))
+
+
+def test_a_method_runs_as_the_message_says():
+    hooked = px.ForwardHook(SUB)
+    assert jnp.array_equal(hooked.model.half(X), SUB.half(X))
+    output, log = px.ForwardHook(SUB, method="half")(X)
+    assert jnp.array_equal(output, SUB.half(X)) and list(log) == ["conv1"]
+    # What the wrapper has itself is its own.
+    assert hasattr(px.BackwardHook(SUB).init(X), "log")
+    assert jnp.array_equal(px.BackwardHook(SUB).model.init(X), SUB.init(X))
+
+
+def check_attribute(hooked, kind, path, name, behind):
     match = rf"^'{kind}' object has no attribute '{name}', but its model has: write "
-    with pytest.raises(AttributeError, match=f"{match}`{path}.{name}`$") as error:
+    match += f"`{path}.{name}{behind}$"
+    with pytest.raises(AttributeError, match=match) as error:
         getattr(hooked, name)
     assert error.value.name == name and error.value.obj is hooked
     assert not hasattr(hooked, name)
