@@ -9,7 +9,7 @@ import pytest
 
 
 FOLDER = pathlib.Path(llama.__file__).parent
-SCRIPTS = ["alignment_search", "induction", "patching", "steering"]
+SCRIPTS = ["alignment_search", "induction", "patching", "rollout", "steering"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -42,7 +42,7 @@ def test_arguments_reach_the_experiment(monkeypatch, tmp_path, name):
     # Stops where it would begin: these take minutes.
     out = str(tmp_path / "x.png")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--out", out])
-    own_models = ("alignment_search", "induction")
+    own_models = ("alignment_search", "induction", "rollout")
     begins = "jax.random.split" if name in own_models else "smollm2.load"
     given = []
 

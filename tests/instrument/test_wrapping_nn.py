@@ -156,7 +156,11 @@ def test_dropout():
     dropped = model.first(x, key=jax.random.split(KEY)[0])
     np.testing.assert_array_equal(log["first"], dropped)
     check(model, x, key=KEY, inference=True, keys=["first", "second"])
-    check(eqx.nn.inference_mode(model), x, key=KEY, keys=["first", "second"])
+    still = check(eqx.nn.inference_mode(model), x, key=KEY, keys=["first", "second"])
+    # Set on the wrapper, it is the model's.
+    hooked = eqx.nn.inference_mode(px.ForwardHook(model))
+    assert hooked(x, key=KEY)[1] == still
+    assert jnp.array_equal(still["second"], x)
 
 
 def test_attention():
