@@ -122,5 +122,15 @@ def gradient(model: Scanned, x: Any, place: Any, value: Any = None):
     return jax.grad(run)(jnp.zeros_like(twin(model, x)[1][place]))
 
 
+def gradients(model: Scanned, x: Any):
+    """The same by place, of all of them, from one pass."""
+
+    def run(zeros):
+        put = lambda place: lambda mine: mine + zeros[place]
+        return twin(model, x, {place: put(place) for place in zeros})[0]
+
+    return jax.grad(run)(jax.tree.map(jnp.zeros_like, twin(model, x)[1]))
+
+
 def layers_of(name):
     return range(1 if name == "embed" else LAYERS)

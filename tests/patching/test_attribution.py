@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from closeness import assert_close
-from residual import gradient, layers_of, metric, models, twin, WHERE
+from residual import gradient, gradients, layers_of, metric, models, twin, WHERE
 from swept import HEADS, inputs
 
 import peex as px
@@ -16,17 +16,17 @@ CLEAN, CORRUPTED = inputs()
 AXES = {"embed": "pos _", "**": "layer pos _"}
 
 
-def by_hand(base, given, between=None, names=WHERE):
-    """The estimated metric, each value by position; `between` maps places (a name and a
-    layer) to gradients there.
+def by_hand(base, given, between=gradients, names=WHERE):
+    """The estimated metric, each value by position; `between` makes the gradients by
+    place (a name and a layer) of the model and the base.
     """
 
     @jax.jit
     def run():
         at_base, values = twin(SCANNED, base)
         _, others = twin(SCANNED, given)
-        grad = between or (lambda place: gradient(SCANNED, base, place))
-        change = lambda place: ((others[place] - values[place]) * grad(place)).sum(-1)
+        grads = between(SCANNED, base)
+        change = lambda place: ((others[place] - values[place]) * grads[place]).sum(-1)
         rows = {n: [change((n, i)) for i in layers_of(n)] for n in names}
         one = lambda name: rows[name][0] if name == "embed" else jnp.stack(rows[name])
         return {name: at_base + one(name) for name in names}
@@ -34,9 +34,15 @@ def by_hand(base, given, between=None, names=WHERE):
     return run()
 
 
+@pytest.fixture(scope="module")
+def denoised():
+    return by_hand(CORRUPTED, CLEAN)
+
+
 def at_middles(fn, steps):
     """The mean of a function of how far it is, over the middles of so many parts."""
-    return jax.vmap(fn)(jnp.arange(0.5, steps) / steps).mean(0)
+    found = jax.vmap(fn)(jnp.arange(0.5, steps) / steps)
+    return jax.tree.map(lambda x: x.mean(0), found)
 
 
 def check(effects, expected, rtol=1e-5):
@@ -50,9 +56,9 @@ def attributed(model=SCANNED, **kwargs):
     return px.patching.attribution(model, CLEAN, CORRUPTED, metric, **default | kwargs)
 
 
-def test_equals_gradients_by_hand():
+def test_equals_gradients_by_hand(denoised):
     effects = attributed()
-    check(effects, by_hand(CORRUPTED, CLEAN))
+    check(effects, denoised)
     assert_close(effects.clean, twin(SCANNED, CLEAN)[0])
     assert_close(effects.corrupted, twin(SCANNED, CORRUPTED)[0])
     assert effects.axes["embed"] == ("pos",)
@@ -119,8 +125,8 @@ def test_sources(source):
         axes="layer _ unit",
         source=px.Log({"z": given}) if source == "log" else source,
     )
-    grads = [gradient(SCANNED, CORRUPTED, ("z", i)) for i in layers_of("z")]
-    expected = ((given - base) * jnp.stack(grads)).sum(1)
+    grads = stack(gradients(SCANNED, CORRUPTED))
+    expected = ((given - base) * grads).sum(1)
     assert_close(effects["z"], twin(SCANNED, CORRUPTED)[0] + expected, 1e-5)
 
 
@@ -130,9 +136,9 @@ SOMEWHERE = {name: WHERE[name] for name in SOME}
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_integrated_along_inputs(steps):
-    def mean(place):
-        at = lambda a: CORRUPTED + a * (CLEAN - CORRUPTED)
-        return at_middles(lambda a: gradient(SCANNED, at(a), place), steps)
+    def mean(model, base):
+        at = lambda a: base + a * (CLEAN - base)
+        return at_middles(lambda a: gradients(model, at(a)), steps)
 
     expected = by_hand(CORRUPTED, CLEAN, mean, SOME)
     check(attributed(where=SOMEWHERE, steps=steps), expected)
@@ -143,9 +149,12 @@ def test_integrated_along_activations(steps):
     _, base = twin(SCANNED, CORRUPTED)
     _, given = twin(SCANNED, CLEAN)
 
-    def mean(place):
+    def of_place(place):
         at = lambda a: base[place] + a * (given[place] - base[place])
         return at_middles(lambda a: gradient(SCANNED, CORRUPTED, place, at(a)), steps)
+
+    places = [(name, i) for name in SOME for i in layers_of(name)]
+    mean = lambda model, base: {place: of_place(place) for place in places}
 
     effects = attributed(where=SOMEWHERE, steps=steps, path="activation")
     check(effects, by_hand(CORRUPTED, CLEAN, mean, SOME))
@@ -246,7 +255,7 @@ def test_under_jit_and_vmap():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision(dtype):
+def test_half_precision(dtype, denoised):
     cast = lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x
     model = jax.tree.map(cast, SCANNED)
     effects = px.patching.attribution(
@@ -257,11 +266,10 @@ def test_half_precision(dtype):
         where=WHERE,
         axes=AXES,
     )
-    expected = by_hand(CORRUPTED, CLEAN)
     for name in WHERE:
         assert effects[name].dtype == jnp.float32
-        scale = jnp.max(jnp.abs(expected[name]))
-        assert_close(effects[name] / scale, expected[name] / scale, 0.1)
+        scale = jnp.max(jnp.abs(denoised[name]))
+        assert_close(effects[name] / scale, denoised[name] / scale, 0.1)
 
 
 def test_complex_values():
