@@ -1,6 +1,7 @@
 """What a log can be made into: plain Python, a table of numbers, a file, a picture."""
 
 import abc
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -45,11 +46,13 @@ class Convertible(Mapping[str, Any]):
         function.
         """
         plain = lambda held: {k: containers.as_plain(v, k) for k, v in held.items()}
-        one = lambda axis: {"kind": axis.kind, "size": axis.size, "loop": axis.loop}
         return {
             "entries": plain(self),
             "counts": plain(self.counts),
-            "axes": {key: [one(axis) for axis in self.axes[key]] for key in self.axes},
+            "axes": {
+                key: [dataclasses.asdict(axis) for axis in self.axes[key]]
+                for key in self.axes
+            },
         }
 
     def to_dataframe(self, rows: str | Sequence[str] = "step") -> Any:

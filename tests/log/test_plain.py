@@ -29,7 +29,7 @@ def test_as_for_json(log):
     step, batch = found["axes"]["cell"]
     assert (step["kind"], step["size"]) == ("step", 4)
     assert step["loop"].startswith("logged.py:")
-    assert batch == {"kind": "batch", "size": 2, "loop": None}
+    assert batch == {"kind": "batch", "size": 2, "loop": None, "reverse": False}
 
 
 def test_what_json_has_not():
