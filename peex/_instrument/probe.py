@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -95,8 +95,8 @@ class Probes(contextlib.AbstractContextManager[Any]):
     - `owner`: the class of the model; `None` where a function is run.
     - `own`: the site of a probe in a hook or log of the wrapper itself, which is the
         one at this `depth`.
-    - `silent`: the keys of what is no module of its own to probes: methods that are
-        only looked at.
+    - `silent`: whether what has this key is no module of its own to probes, as a method
+        that is only looked at.
     """
 
     wanted: Callable[[str], bool]
@@ -105,7 +105,7 @@ class Probes(contextlib.AbstractContextManager[Any]):
     owner: type | None = None
     own: Callable[[Acting, str, int], Site | None] = lambda *probe: None
     depth: int | None = None
-    silent: Collection[str] = ()
+    silent: Callable[[str], bool] = lambda key: False
 
     def __post_init__(self) -> None:
         # Whether each module has caches of its own (see `_JitCaches`). Until a probe is
@@ -130,7 +130,7 @@ class Probes(contextlib.AbstractContextManager[Any]):
         """From now on, a method of the module with this key runs; until what is
         returned is exited.
         """
-        if key in self.silent:
+        if self.silent(key):
             self.running.append(self.running[-1])
             return self
         self.running.append((key, {}))

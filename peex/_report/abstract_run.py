@@ -5,6 +5,7 @@ Nothing is computed, so weights and arguments may be mere shapes.
 
 import contextlib
 import dataclasses
+import functools as ft
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -96,7 +97,8 @@ def run_abstractly(
             x for x in keys if lost.keys().isdisjoint({x[1], grouped(x[1], groups)})
         ]
         sites = _sites(wanted, collector.scope.depth)
-        collector.probes = _probes(probed, root_method, collector, silent)
+        collector.probes = _probes(probed, root_method, collector)
+        collector.probes.silent = ft.partial(_is_one_of, silent, groups)
         running = collector.running_in(sys._getframe())
         try:
             with running, started(collector), own_caches("peex.report"):
@@ -140,6 +142,11 @@ def run_abstractly(
                 collector.scope.depth,
                 output[-1],
             )
+
+
+def _is_one_of(keys: Collection[str], groups: Sequence[Prefix], key: str) -> bool:
+    """Whether it is one of these keys, or the name that some of them share."""
+    return key in keys or ("*" in key and key in {grouped(k, groups) for k in keys})
 
 
 def _sites(wanted: Sequence[tuple[Chosen, str]], depth: int) -> SitesByKey:
@@ -188,7 +195,6 @@ def _probes(
     probed: Sequence[Chosen] | None,
     root_method: str,
     collector: Collector,
-    silent: Collection[str],
 ) -> Probes:
     def wanted(name: str) -> bool:
         return probed is None or any(c.names(name) for c in probed)
@@ -205,7 +211,7 @@ def _probes(
                 return None
         return _site(f"{module}{suffix}", collector.scope.depth, mine, suffix)
 
-    return Probes(wanted, site, silent=silent)
+    return Probes(wanted, site)
 
 
 def _as_function(

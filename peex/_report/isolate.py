@@ -179,7 +179,8 @@ def isolate(
     (axes,) = described({key: info.axes}).values()
     # Of the axes of a log, the last are those of batches.
     names = (None,) * (len(axes) - len(info.axes.names)) + info.axes.names
-    ((chosen, *_),) = planned.chosen
+    # (Of layers that share a name there are several, called alike.)
+    chosen, *_ = planned.chosen[0]
     module, args, kwargs = given
     again = _Again(chosen.method, names, tuple(mapped))
     return Isolated(key, module, args, kwargs, output, axes, again)

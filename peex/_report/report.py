@@ -111,6 +111,7 @@ def report(
         )
         for node in logged
     }
+    silent = {grouped(key, abstract.groups) for key in silent}
     made = _calls(abstract, known, numbers, log_keys, silent)
     wanted = set(chosen)
     keys = dict.fromkeys(key for key, c in named if c in wanted)

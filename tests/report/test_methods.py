@@ -163,3 +163,36 @@ def test_methods_of_other_kinds():
     call = tree.isolate("cell:rows", x)
     assert call.module.weight is model.cell.weight
     assert_close(call(), model(x))
+
+
+def test_layers_that_the_model_stacks():
+    """The methods of such share one name, too."""
+
+    class Stacked(eqx.Module):
+        layers: list
+
+        def __call__(self, x):
+            layers = jax.tree.map(lambda *xs: jnp.stack(xs), *self.layers)
+            return lax.scan(lambda x, layer: (layer(x), None), x, layers)[0]
+
+    class Layer(eqx.Module):
+        lin: eqx.nn.Linear
+
+        def is_large(self):
+            return False
+
+        def act(self, x):
+            return px.probe(jnp.tanh(self.lin(x)), "act")
+
+        def __call__(self, x):
+            return x if self.is_large() else self.act(x)
+
+    model, x = Stacked([Layer(linear(4, 4, i)) for i in range(3)]), jnp.ones(4)
+    tree = px.trace(model, x)
+    inside = ["layers.*.lin", "layers.*/act"]
+    keys = [call.key for call in tree.report.tree]
+    assert keys == [".", "layers.*", "layers.*:act", *inside]
+    assert list(tree.report) == list(px.ForwardHook(model)(x)[1]) == inside
+    call = tree.isolate("layers.*:act", x)
+    assert call.module.lin.weight.shape == (3, 4, 4)
+    assert_close(call()[-1], model(x))
