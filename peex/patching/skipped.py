@@ -14,8 +14,9 @@ from .._hooks.logged_call import LoggedCall
 from .._log import Log
 from .._log.axes import Axis
 from .._log.order import numbered, Numbers
+from .._report.calls import Call
 from .._report.report import report
-from .._report.result import Call, Report
+from .._report.result import Report
 from .._sites.chosen import is_wild
 from .._sites.keys import split_call
 from .._wrappers.types import Method, Where
