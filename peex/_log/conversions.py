@@ -167,7 +167,8 @@ class Convertible(Mapping[str, Any]):
 
         **Returns:**
 
-        A list of `matplotlib.axes.Axes`, one for each array of the entry.
+        A list of `matplotlib.axes.Axes`, one for each array of the entry (numbers
+        beside arrays aren't drawn).
 
         **Raises:**
 

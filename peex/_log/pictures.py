@@ -15,10 +15,10 @@ from .together import shown
 def plot(key: str, entry: Any, axes: tuple[Axis, ...], ax: Any) -> list[Any]:
     """See `Log.plot`."""
     call = f"plot({key!r})"
-    drawn = []
-    for path, leaf in jtu.tree_flatten_with_path(entry)[0]:
-        name = leaf_name(key, path)
-        drawn.append((name, *_numbers(name, leaf, axes, call)))
+    leaves = [(leaf_name(key, p), x) for p, x in jtu.tree_flatten_with_path(entry)[0]]
+    # Of a record with numbers and arrays, the arrays.
+    arrays = [(name, leaf) for name, leaf in leaves if np.ndim(leaf)] or leaves
+    drawn = [(name, *_numbers(name, leaf, axes, call)) for name, leaf in arrays]
     if not drawn:
         raise LogShapeError(
             f"There is nothing to plot of {key!r}: it logged no arrays. Record some, "

@@ -49,7 +49,9 @@ def test_lines_on_axes_that_are_given():
 
 def test_each_array_of_an_entry():
     values = jnp.array([[1 + 1j, jnp.inf], [0, 2j]])
-    cells = px.Log({"a": (None, {"x": values, "y": jnp.zeros((2, 2))})}).plot("a")
+    cells = px.Log({"a": (jnp.ones(()), {"x": values, "y": jnp.zeros((2, 2))})}).plot(
+        "a"
+    )
     assert [cell.get_title() for cell in cells] == ["a/1/x", "a/1/y"]
     shown = cells[0].images[0].get_array()
     assert_close(shown.filled(0), np.array([[2**0.5, 0], [0, 2]]))
