@@ -2,7 +2,7 @@
 computed (activations) and received (cotangents), or changes them on the way.
 
 - Wrap a model: `ForwardHook`, `BackwardHook`, `value_and_grad` (which returns `Logs`).
-  What comes back is a `Log`.
+  What comes back is a `Log`. `is_hooked` says whether one is wrapped.
 - See what there is to hook: `sites` (`Sites`), `report` (`Report`, `ReportDiff`), and
   the calls as a tree in which they can be replaced, or one be taken out, `trace`
   (`CallTree`, `Isolated`).
@@ -20,6 +20,9 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Say what is recorded: `MeanLog`, `MeanStdLog` (`MeanStd`), `NormLog`, `MaxAbsLog`,
   `HistogramLog`, `NoneLog`; your own is an `AbstractLog` or any function. `IdentityLog`
   records the value itself.
+- Merge what is recorded, over steps, examples, devices and calls: `Moments`
+  (`MomentsEntry`), `Sum`, `Max`, `Min`, your own `AbstractAccumulator`; `merge` two
+  logs, `accumulate` a stored one; find the examples of the `TopK` (`TopKEntry`).
 - Name a value in a model's own code: `probe`. See into a primitive of your own:
   `register_rule`.
 - Experiments with two runs: `patching`. Runs that went wrong: `debug`.
@@ -52,6 +55,13 @@ from ._hooks.ablations import (
     ProjectHook as ProjectHook,
     ReplaceHook as ReplaceHook,
 )
+from ._hooks.accumulate import accumulate as accumulate
+from ._hooks.accumulators import (
+    AbstractAccumulator as AbstractAccumulator,
+    Max as Max,
+    Min as Min,
+    Sum as Sum,
+)
 from ._hooks.at import At as At
 from ._hooks.at_step import AtStep as AtStep
 from ._hooks.call_hooks import AroundCall as AroundCall, ReplaceCall as ReplaceCall
@@ -80,12 +90,14 @@ from ._hooks.log_fns import (
     NoneLog as NoneLog,
     NormLog as NormLog,
 )
+from ._hooks.moments import Moments as Moments, MomentsEntry as MomentsEntry
 from ._hooks.noise import NoiseHook as NoiseHook
 from ._hooks.splice import SpliceHook as SpliceHook
+from ._hooks.top_k import TopK as TopK, TopKEntry as TopKEntry
 from ._hooks.trainable import trainable as trainable
 from ._hooks.view import View as View
 from ._instrument.probe import probe as probe
-from ._log import Log as Log
+from ._log import Log as Log, merge as merge
 from ._reach.diff import ReachDiff as ReachDiff
 from ._reach.eligibility import (
     Eligibility as Eligibility,
@@ -103,10 +115,12 @@ from ._state.export import export_state as export_state, import_state as import_
 from ._state.update import update_state as update_state
 from ._wrappers.backward import BackwardHook as BackwardHook
 from ._wrappers.forward import ForwardHook as ForwardHook
+from ._wrappers.hooked_again import is_hooked as is_hooked
 from ._wrappers.value_and_grad import Logs as Logs, value_and_grad as value_and_grad
 
 
 __all__ = [
+    "AbstractAccumulator",
     "AbstractHook",
     "AbstractIndexedHook",
     "AbstractLog",
@@ -131,11 +145,15 @@ __all__ = [
     "LogValueError",
     "Logs",
     "MaskHook",
+    "Max",
     "MaxAbsLog",
     "MeanHook",
     "MeanLog",
     "MeanStd",
     "MeanStdLog",
+    "Min",
+    "Moments",
+    "MomentsEntry",
     "NoiseHook",
     "NonFiniteError",
     "NoneLog",
@@ -160,14 +178,20 @@ __all__ = [
     "SpliceHook",
     "StateEntry",
     "StateKey",
+    "Sum",
+    "TopK",
+    "TopKEntry",
     "View",
     "WithData",
     "ZeroHook",
+    "accumulate",
     "clear_caches",
     "debug",
     "eligibility",
     "export_state",
     "import_state",
+    "is_hooked",
+    "merge",
     "patching",
     "probe",
     "reach",

@@ -57,6 +57,8 @@ def _warn(message, *args, **kwargs):
     and Equinox promote isn't.
     """
     if not str(message).startswith("Following NumPy automatic rank promotion"):
+        if "stacklevel" in kwargs:  # of who called this
+            kwargs["stacklevel"] += 1
         return _warn.default(message, *args, **kwargs)
     frame = sys._getframe(1)
     while frame is not None:

@@ -145,6 +145,38 @@ def gradients(hooked, x):
     return eqx.filter_grad(loss, has_aux=True)(hooked, x)
 
 
+def check_sums(plan, seed=0):
+    """What is merged where it is, of all calls of a site, is the sum of what is stacked
+    (which is zero where a branch isn't taken).
+    """
+    if uses(plan, "while"):  # of which the twin knows the last iteration only
+        return
+    with jax.enable_x64(True):
+        model, x = build(plan, seed)
+        cotangents = not uses(plan, *CUSTOM)
+        expected = Expected(model, x, gradients=cotangents)
+        out, log = px.ForwardHook(model, None, px.Sum())(x)
+        same(out, expected.out, "output")
+        check_summed(log, expected.log, "forward")
+        if cotangents:
+            hooked = px.BackwardHook(model, None, px.Sum()).init(x)
+            grads, _ = gradients(hooked, x)
+            same(params_of(grads.model), expected.params, "parameters")
+            check_summed(grads.log, expected.cotangents, "backward")
+
+
+def check_summed(log, stacked, what):
+    totals = {}
+    for key, value in stacked.items():
+        total = np.sum(np.reshape(value, (-1, value.shape[-1])), 0)
+        key = key.split("#")[0]
+        totals[key] = totals.get(key, 0) + total
+    assert set(log) == set(totals), what
+    assert log.counts == {}
+    for key, total in totals.items():
+        same(log[key], total, f"sum of {key}, {what}")
+
+
 def check_no_cotangents(model, x):
     with pytest.raises(px.SiteLostError):
         px.BackwardHook(model).init(x)

@@ -93,6 +93,7 @@ from .meshes import (
     plain_shape as plain_shape,
     split_over as split_over,
     typed_as as typed_as,
+    unsharded as unsharded,
     varying as varying,
     varying_array as varying_array,
     with_axis as with_axis,

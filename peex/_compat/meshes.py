@@ -96,6 +96,12 @@ def typed_as(x: Any, shape: Any) -> Any:
     return jax.sharding.reshard(x, sharding)
 
 
+def unsharded(x: Any) -> Any:
+    """An array that is on all devices alike, where that is part of its type."""
+    shape = jax.typeof(x)
+    return typed_as(x, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
+
+
 def split_over(x: Any, mesh: Any, axes: Sequence[str]) -> Any:
     """An array with its first axis sharded over these mesh axes, where shardings are
     part of its type.

@@ -21,7 +21,7 @@ from .collector import Collector
 from .messages import ArraysAsk, Ask, Axes, BufferAsk, DataAsk, Mark, Tap
 from .primitives import ask, lost, mark, tap
 from .site import Frozen, Site
-from .values import hidden_arrays, is_unsorted, passes_by, with_arrays
+from .values import hidden_arrays, is_unsorted, passes_by, strong, with_arrays
 
 
 _NO_AXES = Axes()
@@ -85,6 +85,8 @@ def _forward(site: Site, arrays: list[Any], structure: Any) -> list[Any]:
         site, structure, arrays, hook_arrays, log_arrays, data
     )
     info = Tap(site, treedef, _NO_AXES)
+    if site.merges:  # also into the carry of a loop
+        logs = strong(logs)
     if _compat.current_trace() is collector.trace:
         collector.record(info, logs)
     else:

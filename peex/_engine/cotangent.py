@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .. import _compat
 from .apply import apply
@@ -27,13 +28,14 @@ from .site import Site
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch axis: its size and name, and which of the arrays that hook and log are
-    given have it.
+    """A batch axis: its size and name, which of the arrays that hook and log are given
+    have it, and whether the buffers don't: then what is logged is summed over it.
     """
 
     size: int
     name: Any
     given: tuple[bool, ...]
+    summed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +103,10 @@ def attach(
         (len(values), len(buffers), len(hook_arrays), len(log_arrays)),
         info.data,
         tuple(
-            Batch(size, name, given)
-            for size, name in zip(info.batch, info.names, strict=True)
+            Batch(size, name, given, summed)
+            for size, name, summed in zip(
+                info.batch, info.names, info.summed, strict=True
+            )
         ),
     )
     return cotangent_p.bind(*values, *buffers, *arrays, *data, pull=pull)
@@ -131,7 +135,7 @@ def _cotangent_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
             pull.site, pull.structure, at_places, hook_arrays, log_arrays, data
         )
         new = [new[pull.places.index(i)] for i in range(len(cotangents))]
-        return new, encode(logs)
+        return new, logs
 
     # Hook and log see one example, as the site does in the forward pass.
     structure = jax.tree.structure(given)
@@ -143,12 +147,23 @@ def _cotangent_transpose(cotangents: Any, *args: Any, pull: Pull) -> list[Any]:
             axis_size=batch.size,
             axis_name=batch.name,
         )
+        one = _summed(one) if batch.summed else one
     new, logs = one(cotangents, given)
-    results = [*new, *logs, *(None for _ in args[pull.num_linear :])]
+    results = [*new, *encode(logs), *(None for _ in args[pull.num_linear :])]
     return [
         _compat.typed_as(x, arg.aval) if _compat.is_undefined_primal(arg) else None
         for x, arg in zip(results, args, strict=True)
     ]
+
+
+def _summed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """With what is logged summed over the examples."""
+
+    def run(*args: Any) -> tuple[list[Any], list[Any]]:
+        new, logs = fn(*args)
+        return new, [jnp.sum(x, axis=0, dtype=x.dtype) for x in logs]
+
+    return run
 
 
 def _cotangent_batch(
@@ -157,11 +172,17 @@ def _cotangent_batch(
     num = pull.num_linear
     if all(d is None for d in dims):
         return cotangent_p.bind(*args, pull=pull), [None] * pull.sizes[0]
+    num_values = pull.sizes[0]
+    summed = pull.site.merges and all(d is None for d in dims[num_values:num])
     pairs = list(zip(args, dims, strict=True))
-    linear = [to_axis(x, d, 0, axis.size) for x, d in pairs[:num]]
+    values = [to_axis(x, d, 0, axis.size) for x, d in pairs[:num_values]]
+    buffers = [
+        x if summed else to_axis(x, d, 0, axis.size) for x, d in pairs[num_values:num]
+    ]
+    linear = [*values, *buffers]
     given = [x if d is None else to_axis(x, d, 0, axis.size) for x, d in pairs[num:]]
     batched = tuple(d is not None for d in dims[num:])
-    batches = (Batch(axis.size, axis.name, batched), *pull.batches)
+    batches = (Batch(axis.size, axis.name, batched, summed), *pull.batches)
     pull = dataclasses.replace(pull, batches=batches)
     return cotangent_p.bind(*linear, *given, pull=pull), [0] * pull.sizes[0]
 

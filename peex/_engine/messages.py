@@ -87,6 +87,11 @@ class Tap:
     axes: Axes
     counted: bool = False
 
+    @property
+    def merges(self) -> bool:
+        """Whether it gains no axes: see `merging.py`."""
+        return self.site.merges
+
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
@@ -102,6 +107,11 @@ class Ask:
     axes: Axes = Axes()
     varying: frozenset[str] = frozenset()
 
+    @property
+    def merges(self) -> bool:
+        """Whether its arrays are the same for all steps, examples and devices."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class BufferAsk(Ask):
@@ -113,6 +123,11 @@ class BufferAsk(Ask):
 
     treedef: Any = None
     dtypes: tuple[Any, ...] = ()
+
+    @property
+    def merges(self) -> bool:
+        # What is added up is the cotangent of one buffer.
+        return self.site.merges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +185,8 @@ class Mark:
     which of the marked arrays is at each of its places (one may be at several), how
     many of the arrays that go with it are buffers (the others are the data of hook and
     log: which structure they are in, and which of them have batch axes), and the sizes
-    and names of the batch axes that it has gained, outermost first.
+    and names of the batch axes that it has gained, outermost first, and whether the
+    examples have one buffer, in which what they log is summed.
     """
 
     site: Site
@@ -181,6 +197,7 @@ class Mark:
     per_example: tuple[bool, ...]
     batch: tuple[Any, ...] = ()
     names: tuple[Any, ...] = ()
+    summed: tuple[bool, ...] = ()
 
     @property
     def shared(self) -> tuple[ArraysAsk, ...]:

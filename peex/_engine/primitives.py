@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from .. import _compat
 from .._errors import SiteLostError
 from .active_calls import SitePrimitive
+from .merging import merge_axis
 from .messages import ArraysAsk, Ask, DataAsk, Mark, Tap
 from .site import Site
 
@@ -109,13 +110,16 @@ def _tap_batch(
     values, logs = args[:num_values], args[num_values:]
     if any(d is not None for d in dims):
         # Steps stay in front of batches, however vmap and scan nest.
-        where = info.axes.batch_place
+        where = 0 if info.merges else info.axes.batch_place
         logs = [
             to_axis(x, d, where, axis.size)
             for x, d in zip(logs, dims[num_values:], strict=True)
         ]
-        axes = info.axes.with_batch(axis.size, axis.name)
-        info = dataclasses.replace(info, axes=axes)
+        if info.merges:
+            logs = merge_axis(info, logs)
+        else:
+            axes = info.axes.with_batch(axis.size, axis.name)
+            info = dataclasses.replace(info, axes=axes)
     return tap(values, logs, info), list(dims[:num_values])
 
 
@@ -126,13 +130,20 @@ def _mark_batch(
     if all(d is None for d in dims):
         return mark(args[:num_values], args[num_values:], info), [None] * num_values
     first = num_values + info.num_buffers
-    per_example = (*(True for _ in args[:first]), *info.per_example)
+    # One buffer for all examples: what they log is summed.
+    buffers = dims[num_values:first]
+    summed = info.site.merges and all(d is None for d in buffers)
+    batched = (*(True for _ in dims[:num_values]), *(not summed for _ in buffers))
+    per_example = (*batched, *info.per_example)
     args = [
         to_axis(x, d, 0, axis.size) if each else x
         for x, d, each in zip(args, dims, per_example, strict=True)
     ]
     info = dataclasses.replace(
-        info, batch=(axis.size, *info.batch), names=(axis.name, *info.names)
+        info,
+        batch=(axis.size, *info.batch),
+        names=(axis.name, *info.names),
+        summed=(summed, *info.summed),
     )
     return mark(args[:num_values], args[num_values:], info), [0] * num_values
 
@@ -140,7 +151,7 @@ def _mark_batch(
 def _ask_batch(
     axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, info: Ask
 ) -> tuple[list[Any], list[int | None]]:
-    if isinstance(info, ArraysAsk) or all(d is None for d in dims):
+    if isinstance(info, ArraysAsk) or info.merges or all(d is None for d in dims):
         return ask(args, info), [None] * len(info.shapes)
     where = info.axes.batch_place
     mesh_axis = axis.explicit_mesh_axis

@@ -24,7 +24,8 @@ class Frozen:
     The arrays travel apart, so that they can be traced, differentiated and changed
     without compiling anew; `thaw` puts the two together again. `is_identity` says that
     it is a log of the value itself, `takes_data` that it is called with data for each
-    step and example.
+    step and example. `monoid` merges what a log returns (see `merging.py`), `None` if
+    that is stacked.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Frozen:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     is_identity: bool
     takes_data: bool
+    monoid: "Frozen | None" = None
 
     def __hash__(self) -> int:
         # Not of the leaves: those needn't be hashable.
@@ -59,13 +61,15 @@ def freeze(
     fn: Callable[..., Any],
     is_identity: bool = False,
     takes_data: bool = False,
+    monoid: Frozen | None = None,
 ) -> tuple[Frozen, list[Any]]:
     """Splits a callable into its static part and its arrays."""
     leaves, treedef = jtu.tree_flatten(fn)
     arrays = [x for x in leaves if not _is_static(x)]
     static = tuple(x if _is_static(x) else _array for x in leaves)
     shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for x in arrays)
-    return Frozen(name, treedef, static, shapes, is_identity, takes_data), arrays
+    frozen = Frozen(name, treedef, static, shapes, is_identity, takes_data, monoid)
+    return frozen, arrays
 
 
 def _dtype(x: Any) -> Any:
@@ -150,6 +154,20 @@ class Site:
     def only_logs(self) -> bool:
         """Whether all it does is to log the value (or cotangent) itself."""
         return self.hook is None and self.log is not None and self.log.is_identity
+
+    @ft.cached_property
+    def merges(self) -> bool:
+        """Whether what it logs is merged where it is, rather than stacked."""
+        return self.log is not None and self.log.monoid is not None
+
+    @ft.cached_property
+    def kept(self) -> frozenset[str]:
+        """The loops over whose steps that is stacked nevertheless."""
+        frozen = None if self.log is None else self.log.monoid
+        if frozen is None:
+            return frozenset()
+        monoid: Any = frozen.thaw(frozen.shapes)
+        return frozenset(monoid.keep)
 
     @ft.cached_property
     def takes(self) -> bool:

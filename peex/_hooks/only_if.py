@@ -14,10 +14,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from .. import _compat
 from .._engine.apply import checked, log_leaves
 from .._engine.messages import Datum
 from .._engine.site import Site
 from .._engine.values import zeros
+from .accumulators import accumulator_of, Summed
 from .call_hooks import AbstractCallHook
 from .callables import refuse_class
 from .masks import broadcast, is_known
@@ -63,7 +65,9 @@ class OnlyIf(AbstractLocal):
 
 
 class LogIf(AbstractLocal):
-    """A log that is run where the first of its data says so; elsewhere, zeros."""
+    """A log that is run where the first of its data says so; elsewhere, zeros (of an
+    accumulator, what changes nothing).
+    """
 
     hook: Any
     masked: bool = eqx.field(static=True)
@@ -81,7 +85,7 @@ class LogIf(AbstractLocal):
             return leaves
 
         def none(value: Any) -> list[Any]:
-            return [zeros(x) for x in jax.eval_shape(log, value)]
+            return self._nothing(jax.eval_shape(log, value), structure)
 
         if is_known(acts):
             logged = log(value) if acts else none(value)
@@ -89,9 +93,28 @@ class LogIf(AbstractLocal):
             logged = lax.cond(acts, log, none, value)
         if self.masked:
             ((chosen,), _) = inner
-            logged = [jnp.where(chosen, x, zeros(jax.typeof(x))) for x in logged]
+            nothing = self._nothing([*map(jax.typeof, logged)], structure)
+            pairs = zip(logged, nothing, strict=True)
+            logged = [jnp.where(chosen, *pair) for pair in pairs]
         assert structure is not None
         return structure.unflatten(logged)
+
+    def _nothing(self, logged: Sequence[Any], structure: Any) -> list[Any]:
+        """What is recorded where it doesn't act."""
+        accumulator = accumulator_of(self.hook)
+        if accumulator is None:
+            return [zeros(x) for x in logged]
+        like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in logged]
+        empty = jtu.tree_leaves(accumulator.empty(structure.unflatten(like)))
+        pairs = zip(empty, logged, strict=True)
+        return [_compat.typed_as(*pair) for pair in pairs]
+
+
+def of_sums(log: Any) -> Any:
+    """What of an accumulator (at some places only, perhaps) is in a backward log."""
+    if isinstance(log, LogIf):
+        return LogIf(Summed(log.hook), log.masked)
+    return Summed(log)
 
 
 class AbstractSomewhere(AbstractStepHook):

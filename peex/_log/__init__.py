@@ -4,3 +4,5 @@ here knows of hooks or wrappers.
 
 from .axes import Axis as Axis, described as described
 from .log import Log as Log
+from .merge import empty as empty, merge as merge
+from .merged import held as held, unheld as unheld

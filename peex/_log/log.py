@@ -9,12 +9,12 @@ import jax.export
 import jax.tree_util as jtu
 from jaxtyping import Array, Int
 
-from .._engine.codec import Encoded
 from .._sites.patterns import nearest
 from .._table import html, plain, Table
 from .axes import Axis
 from .conversions import Convertible
 from .keys import chosen, in_order_of_numbers, Patterns
+from .merged import decoded, Merged
 from .scalars import scalars
 from .shown import document, table
 from .structure import from_bytes, to_bytes, Unseen
@@ -82,13 +82,12 @@ class Log(Convertible):
             raise KeyError(
                 f"{key!r} is not in the log. Nearest: {nearest(key, self._entries)}"
             ) from None
-        is_encoded = lambda x: isinstance(x, Encoded)
-        return jtu.tree_map(
-            lambda x: x.decode() if is_encoded(x) else x, entry, is_leaf=is_encoded
-        )
+        return entry.value if isinstance(entry, Merged) else decoded(entry)
 
     def raw(self, key: str) -> Any:
-        """The entry as it is held: integers of a backward log encoded."""
+        """The entry as it is held: integers of a backward log encoded, and what an
+        accumulator has merged with what merges it further.
+        """
         return self._entries[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -265,7 +264,11 @@ class Log(Convertible):
         (`log_fn=px.NormLog()`), or reduce them first (`log.map(jnp.mean)`).
         `ValueError` if two numbers have one name.
         """
-        return scalars(dict(self), self.axes, prefix)
+        one = lambda entry: (
+            entry.summary if isinstance(entry, Merged) else decoded(entry)
+        )
+        entries = {key: one(entry) for key, entry in self._entries.items()}
+        return scalars(entries, self.axes, prefix)
 
     def _ipython_key_completions_(self) -> list[str]:
         """What IPython offers behind `log["`."""
@@ -275,7 +278,7 @@ class Log(Convertible):
         return eqx.tree_pformat(self)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
-        return document(self._entries, self.counts, kwargs)
+        return document(self._shown(), self.counts, kwargs)
 
     def __str__(self) -> str:
         return plain(self._table())
@@ -286,7 +289,11 @@ class Log(Convertible):
     def _table(self) -> Table:
         # In place of the counts JAX may have put something else.
         counts = self.counts if isinstance(self.counts, dict) else {}
-        return table(self._entries, counts)
+        return table(self._shown(), counts)
+
+    def _shown(self) -> dict[str, Any]:
+        one = lambda entry: entry.shown if isinstance(entry, Merged) else entry
+        return {key: one(entry) for key, entry in self._entries.items()}
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         # Only treescope itself calls this.

@@ -14,12 +14,15 @@ from .._engine.numbering import Numbering
 from .._engine.site import Site
 from .._engine.values import eval_shape, zeros
 from .._errors import LogShapeError, NotInitialisedError
+from .._hooks.accumulators import accumulator_of, adds
 from .._hooks.call_hooks import AbstractCallHook
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import described, Log
+from .._log import described, empty, held, Log, unheld
 from .._sites.walk import AbstractWrapper, with_fields
+from .alike_logs import Alike
 from .hook_collector import HookCollector
+from .hooked_again import warn_if_hooked_again
 from .plan import by_name, Plan, plan
 from .run import run
 from .types import Hook, LogFn, Method, Model, Where
@@ -30,7 +33,8 @@ class BackwardCollector(HookCollector):
     that are asked for; `made` are the buffers that this call has asked for, by key.
     """
 
-    state = (*HookCollector.state, "_asked", "_number_log", "made")
+    sums = True
+    state = (*HookCollector.state, "_asked", "_number_log", "alike", "made")
 
     def __init__(self, hook_fn: Any, log_fn: Any, log: Log | None):
         super().__init__(hook_fn, log_fn)
@@ -38,6 +42,7 @@ class BackwardCollector(HookCollector):
         self.made: dict[str, tuple[BufferAsk, Sequence[Any]]] = {}
         self._asked: list[Site] = []
         self._number_log = Numbering()
+        self.alike = Alike()
 
     @property
     def heard(self) -> list[Site]:
@@ -53,13 +58,17 @@ class BackwardCollector(HookCollector):
         key = self._number_log(info.site)
         if key is None:
             return [zeros(s) for s in info.shapes]
-        buffers = self._new(info) if self.log is None else self._buffers(key, info)
-        # One that is the same on all devices gets the sum over these.
-        buffers = _compat.as_varying(buffers, info.varying)
-        self.made[key] = info, buffers
-        return buffers
+        key = self.alike.first(key, info, info.shapes)
+        if key not in self.made:
+            # One that is the same on all devices gets the sum over these.
+            buffers = _compat.as_varying(self._make(key, info), info.varying)
+            self.made[key] = info, buffers
+        return _compat.as_varying(self.made[key][1], info.varying)
 
-    def _new(self, info: BufferAsk) -> Sequence[Any]:
+    def _make(self, key: str, info: BufferAsk) -> Sequence[Any]:
+        """The buffers of an entry of the log."""
+        if self.log is not None:
+            return self._buffers(key, info)
         return [zeros(s) for s in info.shapes]
 
     def log_of(self, buffers: Iterable[Any]) -> Log:
@@ -67,7 +76,8 @@ class BackwardCollector(HookCollector):
         rest = iter(buffers)
         entries, axes = {}, {}
         for key, (info, asked) in self.made.items():
-            entries[key] = pack(info.treedef, info.dtypes, [next(rest) for _ in asked])
+            entry = pack(info.treedef, info.dtypes, [next(rest) for _ in asked])
+            entries[key] = held(info.site, entry, sums=True)
             axes[key] = info.axes
         return Log(entries, axes=described(axes))
 
@@ -82,7 +92,7 @@ class BackwardCollector(HookCollector):
                 f"The site {key!r} runs in this call, but the log of this BackwardHook "
                 f"was initialised for a call in which it didn't. {again}"
             )
-        entry = self.log.raw(key)
+        entry = unheld(self.log.raw(key))
         expected = shown(entry)
         got = shown_as(info.treedef, info.dtypes, [s.shape for s in info.shapes])
         if expected != got:
@@ -159,12 +169,14 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
         What has no cotangent in a value (integers, random keys, functions) is `None`.
         """
         _refuse_call_hooks(hook_fn)
+        _refuse_unsummed(log_fn)
         # First: it refuses what no module could hold.
         self.plan = plan(model, hook_fn, log_fn, where, pre_hook, with_kwargs, method)
         self.model = model
         self.hook_fn = hook_fn
         self.log_fn = log_fn
         self.log = log
+        warn_if_hooked_again(self)
 
     def init(self, /, *args: Any, **kwargs: Any) -> "BackwardHook[Model]":
         """Finds the shapes of the log, by tracing a call (nothing is computed).
@@ -180,17 +192,12 @@ class BackwardHook(AbstractWrapper, Generic[Model]):
         A copy of the wrapper, with a log of zeros.
         """
 
-        def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
-            _, collector = _run(hooked, None, args, kwargs)
-            made = collector.made.values()
-            return collector.log_of(x for _, buffers in made for x in buffers)
-
-        try:
-            shapes = eval_shape(log, self, args, kwargs)
-        except _compat.VALUE_ERRORS as error:
-            note_on_tracing(error, "`px.BackwardHook.init` traces the call")
-            raise
+        shapes = _log_shapes(self, "init", args, kwargs)
         return with_fields(self, log=jtu.tree_map(zeros, shapes))
+
+    def empty(self, /, *args: Any, **kwargs: Any) -> Log:
+        """As [`peex.ForwardHook.empty`][], of the log that the gradient brings."""
+        return empty(_log_shapes(self, "empty", args, kwargs))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on these arguments.
@@ -236,6 +243,21 @@ def _refuse_call_hooks(hook_fn: Any) -> None:
             )
 
 
+def _refuse_unsummed(log_fn: Any) -> None:
+    for name, one in by_name("log_fn", log_fn):
+        accumulator = accumulator_of(one)
+        if accumulator is not None and not adds(accumulator):
+            kind = type(accumulator).__name__
+            raise TypeError(
+                f"`{name}` of a BackwardHook is an accumulator, {kind}, whose results "
+                "can't be had by adding up, as all that is logged in a backward pass "
+                "is: it is made of cotangents. Log what is merged, and merge it "
+                "outside: `px.accumulate(log, px.Max())` of a log that was made with "
+                "`log_fn=px.MaxAbsLog()`. `px.Sum` and `px.Moments` can be had; one of "
+                "your own with `to_sums` and `from_sums`."
+            )
+
+
 def note_on_tracing(error: BaseException, what: str) -> None:
     error.add_note(
         f"{what}, as `jax.jit` does, to find the shapes of the log: the model's Python "
@@ -250,6 +272,21 @@ def _described(model: Any) -> str:
         around += f"a {type(model).__name__} around "
         model = model.model
     return f"{around}a {type(model).__name__}"
+
+
+def _log_shapes(hooked: BackwardHook, method: str, args: Any, kwargs: Any) -> Log:
+    """The log of a call, as shapes."""
+
+    def log(hooked: BackwardHook, args: Any, kwargs: Any) -> Log:
+        _, collector = _run(hooked, None, args, kwargs)
+        made = collector.made.values()
+        return collector.log_of(x for _, buffers in made for x in buffers)
+
+    try:
+        return eval_shape(log, hooked, args, kwargs)
+    except _compat.VALUE_ERRORS as error:
+        note_on_tracing(error, f"`px.BackwardHook.{method}` traces the call")
+        raise
 
 
 # No method: Equinox makes a module of each that is looked up, which takes long.

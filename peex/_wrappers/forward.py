@@ -1,19 +1,25 @@
 """The forward wrapper: activations, logged and changed."""
 
+from collections.abc import Sequence
 from typing import Any, Generic
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from .._engine.collector import Collector
+from .._engine.merging import merge
+from .._engine.messages import Tap
 from .._engine.numbering import Numbering
 from .._engine.values import eval_shape
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._log import described, Log
+from .._log import described, empty, held, Log
 from .._sites.walk import AbstractWrapper
+from .alike_logs import Alike
 from .budget import check_size
 from .hook_collector import HookCollector
+from .hooked_again import warn_if_hooked_again
 from .plan import Plan, plan
 from .run import run
 from .types import Hook, LogFn, Method, Model, Where
@@ -110,6 +116,8 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
         [`peex.SiteNotFoundError`][] if a part of `where`, or a pattern of `hook_fn` or
         `log_fn`, matches nothing. `TypeError` for arguments of other types.
 
+        A `UserWarning` if the model is wrapped in an equal wrapper already.
+
         **Values inside of a forward pass**
 
         `"attn/NAME"` is what NAME computes in each call of the module, in the layout
@@ -155,6 +163,7 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
         self.model = model
         self.hook_fn = hook_fn
         self.log_fn = log_fn
+        warn_if_hooked_again(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, Log]:
         """Runs the model on these arguments.
@@ -177,6 +186,26 @@ class ForwardHook(AbstractWrapper, Generic[Model]):
             check_size(log, self.plan.max_bytes)
         return _run(self, args, kwargs)
 
+    def empty(self, /, *args: Any, **kwargs: Any) -> Log:
+        """What the log of a call is merged with as the first: see [`peex.merge`][].
+        Nothing is computed.
+
+        **Arguments:**
+
+        Arguments like those of the call: arrays, or `jax.ShapeDtypeStruct`s.
+
+        **Returns:**
+
+        A [`peex.Log`][] with the keys of that of the call, of all of which `log_fn` is
+        an accumulator.
+
+        **Raises:**
+
+        [`peex.LogValueError`][] if one isn't.
+        """
+        _, log = eval_shape(_run, self, args, kwargs)
+        return empty(log)
+
 
 # No method: Equinox makes a module of each that is looked up, which takes long.
 def _run(
@@ -188,17 +217,23 @@ def _run(
 
 
 def _log(collector: Collector) -> Log:
-    number = Numbering()
-    entries, counts, gained = {}, {}, {}
+    number, alike = Numbering(), Alike()
+    taps: dict[str, tuple[Tap, Sequence[Any]]] = {}
     for info, arrays in collector.records:
         if info.site.log is None:
             continue
         key = number(info.site)
         if key is None:
             continue
+        key = alike.first(key, info, [jax.typeof(x) for x in arrays])
+        if key in taps:
+            arrays = merge(info, taps[key][1], arrays)
+        taps[key] = info, arrays
+    entries, counts, gained = {}, {}, {}
+    for key, (info, arrays) in taps.items():
         if info.counted:
             *arrays, count = arrays
             counts[key] = jnp.squeeze(count, info.axes.rings)
-        entries[key] = info.treedef.unflatten(arrays)
+        entries[key] = held(info.site, info.treedef.unflatten(arrays))
         gained[key] = info.axes
     return Log(entries, counts, described(gained))

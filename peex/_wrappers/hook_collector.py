@@ -13,10 +13,11 @@ from .._engine.messages import ArraysAsk, Ask, DataAsk
 from .._engine.numbering import Numbering
 from .._engine.scope import Scope
 from .._engine.site import freeze, Frozen, Site
+from .._hooks.accumulators import accumulator_of
 from .._hooks.call_hooks import AbstractCallHook
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
-from .._hooks.only_if import InCalls
+from .._hooks.only_if import InCalls, of_sums
 from .._hooks.step_hooks import AbstractStepHook, nothing, SiteCall
 from .plan import by_name
 
@@ -29,6 +30,8 @@ class HookCollector(Collector):
     - `matched`: the patterns of their masks that have chosen a call.
     """
 
+    # Whether what accumulators record is added up (see `to_sums` of these).
+    sums = False
     state = (*Collector.state, "_number", "matched")
 
     def __init__(self, hook_fn: Any, log_fn: Any):
@@ -47,13 +50,21 @@ class HookCollector(Collector):
                 self._freeze(name, fn, half)
         for name, fn in by_name("log_fn", log_fn):
             half = fn.log_half if isinstance(fn, AbstractStepHook) else fn
-            self._freeze(name, fn, half)
+            accumulator = accumulator_of(fn)
+            monoid = None
+            if accumulator is not None:
+                # Without a name: logs of other wrappers can be merged with it.
+                monoid, _ = freeze("", accumulator)
+                half = of_sums(half) if self.sums else half
+            self._freeze(name, fn, half, monoid)
 
-    def _freeze(self, name: str, fn: Any, half: Any) -> None:
+    def _freeze(
+        self, name: str, fn: Any, half: Any, monoid: Frozen | None = None
+    ) -> None:
         takes_data = isinstance(fn, AbstractStepHook)
         if takes_data:
             self.step_hooks[name] = fn
-        frozen = freeze(name, half, type(half) is IdentityLog, takes_data)
+        frozen = freeze(name, half, type(half) is IdentityLog, takes_data, monoid)
         self.frozen[name], self._arrays[name] = frozen
 
     def in_calls(self, name: str, but: tuple[int, ...] = ()) -> Frozen:

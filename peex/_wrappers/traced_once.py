@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .. import _compat
-from .._engine.messages import Ask, BufferAsk
+from .._engine.messages import BufferAsk
 from .._engine.values import zeros
 from .._log import Log
 from .backward import BackwardCollector, note_on_tracing
@@ -38,22 +38,16 @@ class PlaceholderCollector(BackwardCollector):
         self._outside = outside
         self._zeros: dict[Any, Any] = {}
 
-    def supply(self, info: Ask) -> Sequence[Any]:
-        if not isinstance(info, BufferAsk):
-            return super().supply(info)
+    def _make(self, key: str, info: BufferAsk) -> Sequence[Any]:
         with _compat.set_current_trace(self._outside):
-            buffers = super().supply(info)
-        if not buffers:
-            return buffers
+            # Each is an input of its own, but they may be one array.
+            for s in info.shapes:
+                if s not in self._zeros:
+                    self._zeros[s] = zeros(s)
+            buffers = [self._zeros[s] for s in info.shapes]
+            buffers = _compat.as_varying(buffers, info.varying)
         self.buffers += buffers
-        return buffer_p.bind(avals=tuple(map(jax.typeof, buffers)))
-
-    def _new(self, info: BufferAsk) -> Sequence[Any]:
-        # Each is an input of its own, but they may be one array.
-        for s in info.shapes:
-            if s not in self._zeros:
-                self._zeros[s] = zeros(s)
-        return [self._zeros[s] for s in info.shapes]
+        return buffer_p.bind(avals=tuple(map(jax.typeof, buffers))) if buffers else []
 
     def inlines(self, eqn: Any) -> Any:
         """An equation as it is outside of this trace."""

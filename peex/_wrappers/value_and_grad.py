@@ -12,7 +12,7 @@ from jaxtyping import ArrayLike
 from .. import _compat
 from .._engine.site import freeze, Frozen
 from .._hooks.log_fns import IdentityLog
-from .._log import Log
+from .._log import empty, Log
 from .._sites.walk import with_fields
 from .backward import BackwardHook
 from .forward import ForwardHook
@@ -161,6 +161,11 @@ class _ValueAndGrad:
 
     def __call__(self, model: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._step.thaw(self._arrays)(model, *args, **kwargs)
+
+    def empty(self, model: Any, /, *args: Any, **kwargs: Any) -> Logs:
+        """What the logs of a call are merged with as the first: see `px.merge`."""
+        (_, logs), _ = eqx.filter_eval_shape(self, model, *args, **kwargs)
+        return Logs(*map(empty, logs))
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         return self if instance is None else eqx.Partial(self, instance)

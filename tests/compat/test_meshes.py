@@ -45,5 +45,6 @@ def test_explicit_shardings():
         )
         new = _compat.typed_as(jnp.ones((2, 3)), jax.typeof(x))
         assert _compat.explicit_sharding(jax.typeof(new)) == shape.sharding
+        assert _compat.explicit_sharding(jax.typeof(_compat.unsharded(x))) is None
         back = _compat.typed_as(new, jax.typeof(jnp.ones((2, 3))))
         assert _compat.explicit_sharding(jax.typeof(back)) is None

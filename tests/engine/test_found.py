@@ -131,6 +131,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:This model is wrapped in an equal")
 @pytest.mark.parametrize("how", CONDITIONS)
 @pytest.mark.parametrize("run", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
 def test_two_wrappers_around_the_condition_of_a_while_loop(how, run):

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from hypothesis import given, HealthCheck, settings
-from random_checks import check_derivatives, check_logs, check_outside, check_patch
+from random_checks import (
+    check_derivatives,
+    check_logs,
+    check_outside,
+    check_patch,
+    check_sums,
+)
 from random_interpreter import interpreted
 from random_programs import programs
 
@@ -39,7 +45,13 @@ def run(check, num, more):
 
 @pytest.mark.parametrize(
     "check, num",
-    [(check_logs, 12), (check_outside, 6), (check_patch, 8), (check_derivatives, 8)],
+    [
+        (check_logs, 12),
+        (check_sums, 3),
+        (check_outside, 6),
+        (check_patch, 8),
+        (check_derivatives, 8),
+    ],
 )
 def test_random_programs(check, num, pytestconfig):
     with interpreted():

@@ -219,6 +219,7 @@ def test_backward_logs():
     assert loops(logs.forward.axes) == loops(logs.backward.axes) == expected
 
 
+@pytest.mark.filterwarnings("ignore:This model is wrapped in an equal")
 def test_wrappers_around_each_other():
     expected = both(MODEL, XS)
     inner = px.ForwardHook(MODEL, where="**.out")

@@ -83,6 +83,7 @@ def test_a_class_in_a_static_field():
             px.ForwardHook(Static(linear(3, 3, 0)), where=where)
 
 
+@pytest.mark.filterwarnings("ignore:This model is wrapped in an equal")
 def test_which_of_two_backward_hooks_needs_init():
     layer = linear(3, 3, 0)
     outer = "the one around a BackwardHook around a Linear, logs"

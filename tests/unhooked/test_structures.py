@@ -91,6 +91,7 @@ def stack_values(model, x):
     return jnp.stack(out), x
 
 
+@pytest.mark.filterwarnings("ignore:This model is wrapped in an equal")
 @pytest.mark.parametrize("where", [None, "ls.*", "**", ["ls.0", "ls.1", "ls.2"]])
 def test_stacked_layers_with_everything(where):
     model = stack()

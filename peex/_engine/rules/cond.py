@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ... import _compat
+from ..merging import empty
 from ..messages import Ask, Axes
 from ..reading import of_jaxpr
 from ..rule import (
@@ -51,7 +52,7 @@ def union(branches: Sequence[Signature]) -> Union:
         always = len(found) == len(branches) and not any(t.info.counted for t in found)
         info = dataclasses.replace(found[0].info, counted=False)
         spec = TapSpec(info, found[0].log_shapes)
-        specs.append(spec if always else counted(spec))
+        specs.append(spec if always or info.merges else counted(spec))
     return Union(
         tuple(specs),
         tuple(asks.values()),
@@ -87,6 +88,11 @@ def _count_shape(axes: Axes) -> Any:
     return _compat.ShapedArray(axes.count_shape, jnp.dtype("int32"))
 
 
+def _of_none(spec: TapSpec) -> list[Any]:
+    """What is logged where the branch isn't taken."""
+    return empty(spec) if spec.info.merges else [zeros(s) for s in spec.shapes]
+
+
 def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     branches = [of_jaxpr(b).at_place(i) for i, b in enumerate(params["branches"])]
     whole, one_after_the_other = union(branches), join(branches)
@@ -109,9 +115,9 @@ def _run(
         def run(operands: Any, arrays: Arrays) -> Outcome:
             mine = Arrays([arrays.slots[i] for i in ask_places], arrays.shared)
             outs, found = runner.run(jaxpr, operands, mine)
-            logs = [[zeros(s) for s in spec.shapes] for spec in whole.taps]
+            logs = [_of_none(spec) for spec in whole.taps]
             for place, xs in zip(tap_places, found, strict=True):
-                missing = logs[place][len(xs) :]
+                missing = logs[place][len(xs) :]  # a count
                 logs[place] = [*xs, *(jnp.ones_like(count) for count in missing)]
             return outs, _compat.as_varying(strong(logs), varying)
 

@@ -1,6 +1,6 @@
 """Sites inside of `shard_map`: one more device axis, in front, sharded over the mesh.
 
-Every device hands out its own log, and nothing is gathered.
+Every device hands out its own log, and nothing is gathered, apart from what is merged.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from ... import _compat
 from ..collector import Collector
+from ..merging import joined, merge_axis, parted
 from ..messages import Ask
 from ..reading import of_jaxpr
 from ..rule import Arrays, Body, Outcome, Params, register, Rule
@@ -36,6 +37,9 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
     inside, size = of_jaxpr(params["jaxpr"]), _num_devices(params)
 
     def tap(spec: TapSpec) -> TapSpec:
+        if spec.info.merges:
+            shapes = (_compat.ShapedArray(s.shape, s.dtype) for s in spec.shapes)
+            return TapSpec(spec.info, tuple(shapes))
         axes = spec.info.axes.with_device(size)
         shapes = tuple(
             _compat.ShapedArray((size, *s.shape), s.dtype) for s in spec.shapes
@@ -43,11 +47,13 @@ def _signature(params: Params, operands: Sequence[Any]) -> Signature:
         return TapSpec(dataclasses.replace(spec.info, axes=axes), shapes)
 
     def ask(info: Ask) -> Ask:
+        varying = info.varying - frozenset(_manual_axes(params))
+        if info.merges:
+            return dataclasses.replace(info, varying=varying)
         axes = info.axes.with_device(size)
         shapes = tuple(
             jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in info.shapes
         )
-        varying = info.varying - frozenset(_manual_axes(params))
         return dataclasses.replace(info, axes=axes, shapes=shapes, varying=varying)
 
     return dataclasses.replace(
@@ -93,27 +99,35 @@ def _call(
         return None
     mesh, axes = params["mesh"], _manual_axes(params)
     split = lambda x: _compat.split_over(x, mesh, axes)
-    slots = [list(map(split, collector.supply(info))) for info in inside.asks]
+    merge = [info.merges for info in inside.asks]
+    slots = [list(collector.supply(info)) for info in inside.asks]
+    same, own = parted(slots, merge)
+    own = [list(map(split, arrays)) for arrays in own]
     shared = {info.name: list(collector.supply(info)) for info in inside.arrays}
     devices = PartitionSpec(_manual_axes(params))
 
     runner = Runner(collector.scope, collector.owners)
 
-    def body(args: Any, slots: Any, shared: Any) -> Outcome:
-        mine = [[x[0] for x in arrays] for arrays in slots]
-        given = Arrays(mine, shared)
+    def body(args: Any, same: Any, own: Any, shared: Any) -> Outcome:
+        asks, _ = parted(runner.inside(params["jaxpr"]).asks, merge)
+        pairs = zip(same, asks, strict=True)
+        same = [_compat.as_varying(xs, info.varying) for xs, info in pairs]
+        own = [[x[0] for x in arrays] for arrays in own]
+        given = Arrays(joined(same, own, merge), shared)
         outs, logs = runner.run(params["jaxpr"], args, given)
         return outs, [[jnp.expand_dims(x, 0) for x in arrays] for arrays in logs]
 
     outs, logs = jax.shard_map(
         body,
         mesh=params["mesh"],
-        in_specs=(list(params["in_specs"]), devices, PartitionSpec()),
+        in_specs=(list(params["in_specs"]), PartitionSpec(), devices, PartitionSpec()),
         out_specs=(list(params["out_specs"]), devices),
         axis_names=params["newly_manual_axes"],
         check_vma=params["check_vma"],
-    )(list(args), slots, shared)
+    )(list(args), same, own, shared)
     for spec, arrays in zip(inside.taps, logs, strict=True):
+        if spec.info.merges:
+            arrays = merge_axis(spec.info, [_compat.unsharded(x) for x in arrays])
         collector.record(spec.info, arrays)
     return returned[0].update(outs)
 

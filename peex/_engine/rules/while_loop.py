@@ -1,7 +1,8 @@
 """`while` loops: the last iterations, and how many there were.
 
 How often a loop runs isn't known before it has, so a log can't have an axis for it. It
-keeps the last iteration, or the last few (`while_buffer`) in a ring.
+keeps the last iteration, or the last few (`while_buffer`) in a ring. What is merged is
+carried.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from jax import lax
 
 from ... import _compat
 from ..loops import Loop, loop_of, named
+from ..merging import empty, merge
 from ..messages import BufferAsk, Ring
 from ..primitives import lost
 from ..reading import of_jaxpr
@@ -65,6 +67,8 @@ def _instead(body: Any) -> str:
 
 def _kept(spec: TapSpec, loop: Loop) -> TapSpec:
     """What comes out of the loop of what is tapped in it."""
+    if spec.info.merges:
+        return spec
     size = spec.info.site.while_buffer
     if size is None:
         return counted(spec)
@@ -84,14 +88,20 @@ def _size(spec: TapSpec) -> int:
     return spec.info.site.while_buffer or 1
 
 
-def _empty(spec: TapSpec) -> State:
+def _start(spec: TapSpec) -> State | list[Any]:
+    if spec.info.merges:
+        return empty(spec)
     *shapes, count = counted(spec).shapes
     slots = (_compat.with_axis(s, 0, _size(spec)) for s in shapes)
     return [zeros(s) for s in slots], zeros(count), zeros(count)
 
 
-def _put(spec: TapSpec, ring: State, new: list[Any]) -> State:
-    """The ring after one more iteration, which adds nothing if the site didn't run."""
+def _put(spec: TapSpec, ring: Any, new: list[Any]) -> Any:
+    """The ring after one more iteration, which adds nothing if the site didn't run; or
+    what was merged before.
+    """
+    if spec.info.merges:
+        return merge(spec.info, ring, new)
     kept, count, puts = ring
     if spec.info.counted:
         *new, added = new
@@ -116,8 +126,10 @@ def _slots(spec: TapSpec, puts: Any) -> Any:
     return slots.reshape(-1, *(1,) * puts.ndim)
 
 
-def _read(spec: TapSpec, ring: State) -> list[Any]:
+def _read(spec: TapSpec, ring: Any) -> list[Any]:
     """The arrays of the tap, oldest first."""
+    if spec.info.merges:
+        return ring
     kept, count, puts = ring
     if spec.info.site.while_buffer is None:
         return [*(x[0] for x in kept), count]
@@ -163,17 +175,15 @@ def _run(
         args = [*cond_consts, *carry]
         return runner.run(params["cond_jaxpr"], args, arrays, once_more=once_more)
 
-    def put(
-        rings: list[State], specs: Sequence[TapSpec], found: LogArrays
-    ) -> list[State]:
+    def put(rings: list[Any], specs: Sequence[TapSpec], found: LogArrays) -> list[Any]:
         rings = [_put(*x) for x in zip(specs, rings, found, strict=True)]
         return _compat.as_varying(rings, varying)
 
     # The condition runs once more than the body, and last on the final state. So its
     # last value is found after the loop; earlier ones only where they are wanted: for
-    # a ring, or where the site may not have run in the last.
+    # a ring, to be merged, or where the site may not have run in the last.
     early = any(
-        spec.info.site.while_buffer is not None or spec.info.counted
+        spec.info.site.while_buffer is not None or spec.info.counted or spec.info.merges
         for spec in cond_taps
     )
 
@@ -189,7 +199,7 @@ def _run(
         steps = None if steps is None else steps + 1
         return outs, steps, of_cond, put(of_body, body_taps, found)
 
-    rings = [[_empty(t) for t in specs] for specs in (cond_taps, body_taps)]
+    rings = [[_start(t) for t in specs] for specs in (cond_taps, body_taps)]
     rings = _compat.as_varying(rings, varying)
     steps = jnp.zeros((), jnp.int32) if cond_taps and not early else None
     state = list(init), steps, *rings
