@@ -19,6 +19,10 @@ class Convertible(Mapping[str, Any]):
     @abc.abstractmethod
     def __init__(self, entries: Any = None, counts: Any = None, axes: Any = None): ...
 
+    @abc.abstractmethod
+    def _summaries(self) -> dict[str, Any]:
+        """The entries; of an accumulator, what it says is shown of it."""
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as dicts, lists, strings and numbers, as for JSON.
 
@@ -91,7 +95,7 @@ class Convertible(Mapping[str, Any]):
         `ValueError` for other `rows`. [`peex.LogValueError`][] where the numbers aren't
         known, as in a jitted function.
         """
-        return frame.to_dataframe(self, self.counts, self.axes, rows)
+        return frame.to_dataframe(self._summaries(), self.counts, self.axes, rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the log into a file, in the format of
@@ -177,4 +181,5 @@ class Convertible(Mapping[str, Any]):
         matplotlib, which the extra `experiments` installs. [`peex.LogValueError`][]
         where the numbers aren't known.
         """
-        return pictures.plot(key, self[key], self.axes.get(key, ()), ax)
+        self[key]  # raises for a key that isn't there, and says which are near
+        return pictures.plot(key, self._summaries()[key], self.axes.get(key, ()), ax)

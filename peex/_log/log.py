@@ -264,11 +264,13 @@ class Log(Convertible):
         (`log_fn=px.NormLog()`), or reduce them first (`log.map(jnp.mean)`).
         `ValueError` if two numbers have one name.
         """
+        return scalars(self._summaries(), self.axes, prefix)
+
+    def _summaries(self) -> dict[str, Any]:
         one = lambda entry: (
             entry.summary if isinstance(entry, Merged) else decoded(entry)
         )
-        entries = {key: one(entry) for key, entry in self._entries.items()}
-        return scalars(entries, self.axes, prefix)
+        return {key: one(entry) for key, entry in self._entries.items()}
 
     def _ipython_key_completions_(self) -> list[str]:
         """What IPython offers behind `log["`."""
