@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._show.folded import folded, MOST, without_numbers
+from .._show.folded import folded, MOST, numbers_in
 
 
 class Line(NamedTuple):
@@ -63,7 +63,7 @@ class _Lines:
         """What calls of one line have in common."""
         if id(call) not in self._known:
             inside = tuple(self._like(child) for child in call.children)
-            site = without_numbers(call.site)
+            site = tuple(numbers_in(call.site)[::2])
             self._known[id(call)] = site, call.class_name, call.flow, inside
         return self._known[id(call)]
 

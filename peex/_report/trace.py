@@ -130,7 +130,7 @@ class CallTree(eqx.Module, AbstractShown):
             )
         where, method = f"{call.site}#{call.number}", self.method
         if self.changes:
-            if call.site == "." and method != "__call__":
+            if call.site == "." and method != "__call__" and isinstance(method, str):
                 where = f".:{method}#{call.number}"
             method = self._run
         return isolate(key, where, self.model, method, args, kwargs)

@@ -86,6 +86,8 @@ def test_calls_of_one_layer():
 
     tree = px.trace(lin, X, method=model)
     assert str(tree) == ".#{0..39} (Linear) x40: f32[4] -> f32[4]"
+    both = px.trace([lin, lin], X, method=lambda two, x: two[1](two[0](x)))
+    assert str(both.show(fold=True)) == "{0,1} (Linear) x2: f32[4] -> f32[4]"
 
 
 def test_a_table():

@@ -151,6 +151,8 @@ def test_in_the_place_of_other_calls():
     call = tree.isolate("b.shared", XS[0])
     equal(call.args, (jnp.sin(XS[0]),))
     equal(tree.isolate(".", XS[0]).output, tree(XS[0]))
+    batched = px.trace(NET, XS, method=BATCH).replace("a", jnp.sin)
+    equal(batched.isolate(".", XS).output, batched(XS))
     with pytest.raises(TypeError, match="'a' isn't made: in this tree something else"):
         tree.isolate("a", XS[0])
 
