@@ -31,7 +31,7 @@ computed (activations) and received (cotangents), or changes them on the way.
 - Let go of what calls have left in caches: `clear_caches`.
 - What goes wrong is a `PeexError`: `SiteNotFoundError`, `SiteNotFiredError`,
   `SiteLostError`, `HookShapeError`, `LogShapeError`, `LogValueError`,
-  `LogTooLargeError`, `NotInitialisedError`, `NonFiniteError`.
+  `LogTooLargeError`, `NotInitialisedError`, `NonFiniteError`, `NotCloseError`.
 """
 
 from . import debug as debug, patching as patching
@@ -43,6 +43,7 @@ from ._errors import (
     LogTooLargeError as LogTooLargeError,
     LogValueError as LogValueError,
     NonFiniteError as NonFiniteError,
+    NotCloseError as NotCloseError,
     NotInitialisedError as NotInitialisedError,
     PeexError as PeexError,
     SiteLostError as SiteLostError,
@@ -158,6 +159,7 @@ __all__ = [
     "NonFiniteError",
     "NoneLog",
     "NormLog",
+    "NotCloseError",
     "NotInitialisedError",
     "PatchHook",
     "PeexError",

@@ -62,3 +62,9 @@ class NonFiniteError(PeexError, FloatingPointError):
     """A search found something that isn't finite in a value or a gradient; raised by
     `raise_if_found` alone. The message is what the search prints.
     """
+
+
+class NotCloseError(PeexError, AssertionError):
+    """Two models that were compared aren't close: raised by `assert_close`, whose
+    message is what the comparison prints, and where they were given different inputs.
+    """

@@ -1,13 +1,22 @@
-"""Where a run went wrong: what made a value that isn't finite; and whether hooks do
-what they should.
+"""Where a run went wrong: what made a value that isn't finite; where two models that
+should compute the same part; and whether hooks do what they should.
 
 `find_nonfinite` says of a call what is to blame, and hands back a `NonFinite` that
 holds `Blame`s. `FiniteLog` watches a training step, `first_nonfinite` and `blame` read
-its logs. `selfcheck` checks hooks on a model; a `SelfCheck` holds each `Check`. What
-acts at sites in general is in `_hooks`; nothing of it belongs here.
+its logs. `compare` hands back a `Comparison`: a `Row` for each two calls, a
+`ParameterRow` for each two parameters, and what is `Unmatched`. `selfcheck` checks
+hooks on a model; a `SelfCheck` holds each `Check`. What acts at sites in general is in
+`_hooks`; nothing of it belongs here.
 """
 
 from .blamed import Blame as Blame
+from .compare import compare as compare
+from .compared import (
+    ParameterRow as ParameterRow,
+    Row as Row,
+    Unmatched as Unmatched,
+)
+from .comparison import Comparison as Comparison
 from .finite_log import (
     blame as blame,
     FiniteLog as FiniteLog,

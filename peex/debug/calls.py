@@ -95,7 +95,11 @@ def calls_of(report: Report, recorded: Recorded) -> list[Seen]:
 
 def input_key(call: Call) -> str:
     """The key of the arguments of a call."""
-    return f"{call.site}:in" + (f"#{call.number}" if call.number else "")
+    return input_key_of(call.site, call.number)
+
+
+def input_key_of(site: str, number: int) -> str:
+    return f"{site}:in" + (f"#{number}" if number else "")
 
 
 def largest(entry: Entry | None, mask: Mask, frame: Frame) -> float | None:

@@ -1,0 +1,263 @@
+"""Which call of one side is which of the other."""
+
+import collections
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from .._errors import LogShapeError, SiteNotFoundError
+from .._sites.patterns import nearest
+from .._text import shown_arrays
+from .layouts import alike, sizes
+from .normal_keys import normal_keys
+from .same_arrays import SameArrays
+from .sides import AbstractSide, Visit
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two calls that are compared, and what has brought them together: `"given"`,
+    `"parameters"`, `"key"`, `"order"`, or, of what holds others, `"parts"`.
+    """
+
+    model: Visit
+    other: Visit
+    how: str
+
+
+class Pairing:
+    """The pairs, in the order of the model.
+
+    - `same`: which parameters are equal.
+    - `left_out`: those of the model that are meant to have no partner.
+    - `misfits`: calls on both sides, each with one of the other side that has the same
+        parameters, but returned something of another shape.
+    """
+
+    def __init__(
+        self, a: AbstractSide, b: AbstractSide, match: Mapping[str, str | None]
+    ):
+        self._a, self._b = a, b
+        self._found: dict[Visit, Pair] = {}
+        self._taken: set[Visit] = set()
+        self.left_out: set[Visit] = set()
+        self.misfits: dict[Visit, Visit] = {}
+        self.keys = normal_keys(a.visits), normal_keys(b.visits)
+        self.same = SameArrays(a.parameters, b.parameters)
+        for pattern, other in match.items():
+            self._given(pattern, other)
+        self._by_parameters()
+        leaves = lambda visit: visit.is_leaf
+        self._by_keys(leaves, leaves, "key")
+        self._by_order()
+        self._by_parts()
+        # What is one site here may be several there, as an attention.
+        anything = lambda visit: True
+        self._by_keys(anything, anything, "key", least=1.0)
+        self.pairs = [self._found[v] for v in a.visits if v in self._found]
+
+    def unmatched(self) -> tuple[list[Visit], list[Visit]]:
+        """The sites without others inside that have no partner, and do something."""
+        does = self._does_something
+        mine = [v for v in self._a.visits if v not in self._found and does(v)]
+        others = [v for v in self._b.visits if v not in self._taken and does(v)]
+        return mine, others
+
+    def _does_something(self, visit: Visit) -> bool:
+        return visit.is_leaf and visit not in self.left_out and not visit.hands_on()
+
+    def _is_free(self, a: Visit) -> bool:
+        return a not in self._found and a not in self.left_out
+
+    def _add(self, a: Visit, b: Visit, how: str, must_fit: bool = True) -> None:
+        if not self._is_free(a) or b in self._taken or b in self.left_out:
+            return
+        if not fit(a, b):
+            if how == "parameters":
+                self.misfits[a], self.misfits[b] = b, a
+            elif must_fit:
+                raise does_not_fit(a, b, how)
+            return
+        self._found[a] = Pair(a, b, how)
+        self._taken.add(b)
+
+    def _given(self, pattern: str, other: str | None) -> None:
+        mine = _matching(pattern, self._a.visits, "the model")
+        if other is None:
+            self.left_out.update(v for visits in mine.values() for v in visits)
+            return
+        theirs = _matching(other, self._b.visits, "the other")
+        if len(pattern.split("*")) != len(other.split("*")):
+            # Steps of a stack on one side, numbers in the keys on the other.
+            together = lambda found: [v for visits in found.values() for v in visits]
+            groups = [(together(mine), together(theirs))]
+        else:
+            groups = [(visits, theirs.get(key, [])) for key, visits in mine.items()]
+        for group in groups:
+            for a, b in zip(*group, strict=False):
+                self._add(a, b, "given")
+
+    def _by_parameters(self) -> None:
+        """Modules of which arrays are equal that are equal to no others."""
+        a, b = _modules(self._a, self._is_free), _modules(self._b, self._is_untaken)
+        owner_a = {name: m for m, visits in a.items() for name in visits[0].parameters}
+        owner_b = {name: m for m, visits in b.items() for name in visits[0].parameters}
+        votes: collections.Counter[tuple[Hashable, Hashable]] = collections.Counter()
+        for name, other in self.same.unique().items():
+            if name in owner_a and other in owner_b:
+                size = int(self._a.parameters[name].size)
+                votes[owner_a[name], owner_b[other]] += size
+        for (mine, theirs), _ in votes.most_common():
+            for x, y in zip(a[mine], b[theirs], strict=False):
+                self._add(x, y, "parameters")
+
+    def _is_untaken(self, b: Visit) -> bool:
+        return b not in self._taken
+
+    def _by_keys(
+        self,
+        is_mine: Callable[[Visit], bool],
+        is_other: Callable[[Visit], bool],
+        how: str,
+        least: float = 0.0,
+    ) -> None:
+        mine = [v for v in self._a.visits if self._is_free(v) and is_mine(v)]
+        others = [v for v in self._b.visits if self._is_untaken(v) and is_other(v)]
+        by_numbers: dict[Any, list[Visit]] = collections.defaultdict(list)
+        for b in others:
+            by_numbers[self.keys[1][b].numbers].append(b)
+        ranked = []
+        for i, a in enumerate(mine):
+            key = self.keys[0][a]
+            for j, b in enumerate(by_numbers[key.numbers]):
+                like = key.likeness(self.keys[1][b])
+                is_same = like >= 100 and a.is_leaf and b.is_leaf
+                if like > least and (is_same or fit(a, b)):
+                    ranked.append((-like, i, j, a, b))
+        for *_, a, b in sorted(ranked, key=lambda row: row[:3]):
+            self._add(a, b, how)
+
+    def _by_order(self) -> None:
+        """What is left, where between the same neighbours one is as large as the
+        other.
+        """
+        sides: list[list[Visit]] = [
+            [v for v in side.visits if self._does_something(v)]
+            for side in (self._a, self._b)
+        ]
+        partner = {pair.other: pair.model for pair in self._found.values()}
+
+        def token(visit: Visit, is_other: bool) -> Any:
+            known = partner.get(visit) if is_other else visit
+            if known in self._found:
+                return "pair", id(known)
+            return "sizes", _sizes(visit), bool(visit.parameters)
+
+        tokens = [[token(v, i == 1) for v in side] for i, side in enumerate(sides)]
+        matcher = difflib.SequenceMatcher(None, *tokens, autojunk=False)
+        for block in matcher.get_matching_blocks():
+            for i in range(block.size):
+                a, b = sides[0][block.a + i], sides[1][block.b + i]
+                self._add(a, b, "order", must_fit=False)
+
+    def _by_parts(self) -> None:
+        """What holds others: where the parts of one are those of the other."""
+        pairs = list(self._found.values())
+        partner = {pair.model: pair.other for pair in pairs}
+        inner_a = _parts(self._a.visits, set(partner))
+        inner_b = _parts(self._b.visits, set(partner.values()))
+        by_parts: dict[Any, list[Visit]] = collections.defaultdict(list)
+        for b, parts in inner_b.items():
+            by_parts[frozenset(parts)].append(b)
+        for a, parts in inner_a.items():
+            images = frozenset(partner[v] for v in parts)
+            likeness = lambda b, a=a: self.keys[0][a].likeness(self.keys[1][b])
+            # Where one holds nothing but another, the names tell which is which.
+            for b in sorted(by_parts.get(images, ()), key=likeness, reverse=True):
+                if parts and self._is_free(a):
+                    self._add(a, b, "parts", must_fit=False)
+
+
+def fit(a: Visit, b: Visit) -> bool:
+    """Whether what they return can be brought into one layout."""
+    pairs = list(zip(a.outputs, b.outputs, strict=False))
+    if not pairs:
+        return False
+    x, y = pairs[0]
+    return x is not None and y is not None and alike(x.shape, y.shape)
+
+
+def does_not_fit(a: Visit, b: Visit, how: str) -> LogShapeError:
+    return LogShapeError(
+        f"No permutation of axes aligns {a.name!r}, {shapes_of(a)}, with {b.name!r} of "
+        f"the other, {shapes_of(b)} (matched by {how}). Give both the same inputs, "
+        f"match others, or leave it out: `match={{{a.key!r}: None}}`."
+    )
+
+
+def shapes_of(visit: Visit) -> str:
+    return shown_arrays([x for x in visit.outputs if x is not None])
+
+
+def _sizes(visit: Visit) -> tuple[int, ...]:
+    x = visit.outputs[0] if visit.outputs else None
+    return () if x is None else tuple(sorted(sizes(x.shape)))
+
+
+def _modules(
+    side: AbstractSide, is_free: Callable[[Visit], bool]
+) -> dict[Hashable, list[Visit]]:
+    found: dict[Hashable, list[Visit]] = collections.defaultdict(list)
+    for visit in side.visits:
+        if visit.is_leaf and visit.parameters and is_free(visit):
+            found[visit.module].append(visit)
+    return found
+
+
+def is_inside(inner: Visit, outer: Visit) -> bool:
+    """Whether one call is of a part of what the other is of, at the same step."""
+    n = min(len(inner.steps), len(outer.steps))
+    is_part = outer.key == "." or inner.key.startswith(f"{outer.key}.")
+    return inner.key != outer.key and is_part and inner.steps[:n] == outer.steps[:n]
+
+
+def _parts(visits: Sequence[Visit], known: set[Visit]) -> dict[Visit, list[Visit]]:
+    """Of each call with others inside, those of them that are paired."""
+    found: dict[Visit, list[Visit]] = {}
+    since: dict[str, int] = {}
+    for i, outer in enumerate(visits):
+        if not outer.is_leaf and outer not in known:
+            # Of a further call: what ran since the last one.
+            start = since.get(outer.key, 0)
+            mine = (v for v in visits[start:i] if v in known and is_inside(v, outer))
+            found[outer] = list(mine)
+        since[outer.key] = i
+    return found
+
+
+def _matching(
+    pattern: str, visits: Sequence[Visit], whose: str
+) -> dict[tuple[str, ...], list[Visit]]:
+    """Those that a pattern matches, by what its wildcards stand for."""
+    parts = [
+        ".*" if p == "**" else "[^.]*" if p == "*" else re.escape(p)
+        for p in re.split(r"(\*\*|\*)", pattern)
+    ]
+    groups = [f"({p})" if p in (".*", "[^.]*") else p for p in parts]
+    found: dict[tuple[str, ...], list[Visit]] = collections.defaultdict(list)
+    for visit in visits:
+        name = f"{visit.key}#{visit.number}" if visit.number else visit.key
+        for text in (visit.name, name, visit.key):
+            match = re.fullmatch("".join(groups), text)
+            if match:
+                found[match.groups()].append(visit)
+                break
+    if not found:
+        keys = dict.fromkeys(visit.name for visit in visits)
+        raise SiteNotFoundError(
+            f"The pattern {pattern!r} of `match` matches no call of {whose}. Nearest: "
+            f"{nearest(pattern, keys)}."
+        )
+    return found

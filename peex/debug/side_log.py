@@ -1,0 +1,111 @@
+"""The log of another run as a side of a comparison: a mapping, or a file."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+
+from .._log import Log
+from .._sites.keys import split_call
+from .._wrappers.value_and_grad import Logs
+from .calls import input_key_of
+from .entries import arrays_at, entries_of
+from .sides import AbstractSide, Arrays, Backward, Given, Replayed, Visit
+
+
+def is_log(x: Any) -> bool:
+    return isinstance(x, Mapping | Logs | str | os.PathLike)
+
+
+def as_logs(x: Any) -> Logs:
+    """What was given as a log, with that of the backward pass if there is one."""
+    if isinstance(x, Logs):
+        return x
+    if isinstance(x, str | os.PathLike):
+        x = _read(os.fspath(x))
+    return Logs(Log(), x if isinstance(x, Log) else Log(x))
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    try:
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise ImportError(
+            "`px.debug.compare` needs safetensors to read a file. Install it with "
+            '`pip install "peex[safetensors]"`.'
+        ) from error
+    return load_file(path)
+
+
+class LogSide(AbstractSide):
+    """A log. It can't be run.
+
+    **Arguments:**
+
+    - `logs`: of both passes.
+    - `like`: the log of the model. Where a mapping has an array of the same key and
+        shape, its axes are the same.
+    """
+
+    def __init__(self, logs: Logs, like: Log):
+        self._backward = _with_axes(logs.backward, like)
+        log = _with_axes(logs.forward, like)
+        keys = [key for key in log if not _is_inside_of_call(key)]
+        sites = {split_call(key)[0] for key in keys}
+        self.parameters = {}
+        self.visits = []
+        self._entries = {}
+        for entry in entries_of(log, keys):
+            site, number = split_call(entry.key)
+            given = input_key_of(site, number or 0)
+            visit = Visit(
+                site or ".",
+                number or 0,
+                entry.steps,
+                "",
+                not any(
+                    s.startswith(f"{site}.") or site in ("", ".")
+                    for s in sites - {site}
+                ),
+                arrays_at(log[entry.key], entry.index),
+                arrays_at(log[given], entry.index) if given in log else None,
+                site,
+            )
+            self.visits.append(visit)
+            self._entries[visit] = entry
+        whole = [visit for visit in self.visits if visit.key == "."]
+        self.outputs = whole[0].outputs if len(whole) == 1 else []
+        given = whole[0].inputs if len(whole) == 1 else None
+        self.args = None if given is None else [x for x in given if x is not None]
+
+    def replay(self, given: Mapping[Visit, Given]) -> Mapping[Visit, Replayed] | None:
+        del given
+        return None
+
+    def backward(self, weights: Arrays) -> Backward | None:
+        del weights
+        if not self._backward:
+            return None
+        found = {
+            visit: arrays_at(self._backward[entry.key], entry.index)
+            for visit, entry in self._entries.items()
+            if entry.key in self._backward
+        }
+        return Backward(found, {})
+
+
+def _is_inside_of_call(key: str) -> bool:
+    """Whether a key is that of arguments, or of a value inside of a module."""
+    return split_call(key)[0].endswith(":in") or "/" in key
+
+
+def _with_axes(log: Log, like: Log) -> Log:
+    shapes = lambda entry: [np.shape(x) for x in jtu.tree_leaves(entry)]
+    axes = {
+        key: like.axes[key]
+        for key in log
+        if key in like.axes and shapes(log[key]) == shapes(like[key])
+    }
+    return Log(dict(log), log.counts, axes | log.axes)
