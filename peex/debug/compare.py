@@ -3,19 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TYPE_CHECKING
 
-import jax.tree_util as jtu
-import numpy as np
-
 from .._errors import PeexError, SiteNotFoundError
 from .._sites.patterns import nearest
-from .._text import shown_arrays
+from .._sites.places import places
 from .._wrappers.plan import check_method
 from .._wrappers.types import Method
+from .both_backward import both_backward
 from .comparable import check_inference, check_inputs
 from .compared import Unmatched
 from .comparison import Comparison
 from .culprits import culprits, with_notes
-from .layouts import moved, tolerance
+from .layouts import tolerance
 from .pairing import does_not_fit, Pairing, shapes_of
 from .parameter_rows import parameter_rows
 from .rows import Compared
@@ -23,7 +21,7 @@ from .search import as_function
 from .side_equinox import EquinoxSide
 from .side_log import as_logs, is_log, LogSide
 from .side_torch import is_torch_module, TorchSide
-from .sides import AbstractSide, Backward, Visit
+from .sides import AbstractSide, Visit
 from .truth import limits_of, Truth
 
 
@@ -137,10 +135,12 @@ def compare(
     compared = Compared(pairing.pairs, theirs, limits, local)
     rows, backward = compared.rows, None
     if grad:
-        backward = _backward(ours, theirs, compared)
+        backward = both_backward(ours, theirs, compared)
         rows = compared.with_cotangents(*backward)
     parameters = parameter_rows(ours, theirs, pairing, rtol, backward)
     rows = with_notes(rows, pairing)
+    if wide is not None:
+        rows = wide.said_of(rows, pairing.pairs)
     return Comparison(rows, culprits(rows, pairing), _unmatched(pairing), parameters)
 
 
@@ -166,7 +166,7 @@ def _other_side(
 ) -> AbstractSide:
     if is_log(other):
         return LogSide(as_logs(other), ours.log)
-    if isinstance(other, type) or not callable(other) and not jtu.tree_leaves(other):
+    if not is_torch_module(other) and not places(other, "__call__"):
         raise TypeError(
             "`other` is an Equinox module, a `torch.nn.Module`, a mapping from keys to "
             f"arrays, or the path of a safetensors file; got {other!r}."
@@ -221,44 +221,3 @@ def _nothing_matched(
         f"{keys[0]}; the other {keys[1]}. Say what belongs together, as in "
         "`match={'layers.*.attn': 'blocks.*.attention'}`."
     )
-
-
-def _backward(
-    ours: EquinoxSide, theirs: AbstractSide, compared: Compared
-) -> tuple[Backward, Backward]:
-    """Of one weighted sum of the outputs, whose weights have the layout of each."""
-    random = np.random.default_rng(0)
-
-    def weight(x: np.ndarray | None) -> np.ndarray | None:
-        if x is None or x.dtype.kind in "biu":
-            return None
-        numbers = random.normal(size=x.shape) if x.size > 1 else np.ones(x.shape)
-        return numbers.astype(np.float32)
-
-    weights = [weight(x) for x in ours.outputs]
-    pairs, _ = compared.belonging(ours.outputs, theirs.outputs)
-    laid_out: list[np.ndarray | None] = [None] * len(theirs.outputs)
-    for j, (i, layout) in pairs.items():
-        w, y = weights[i], theirs.outputs[j]
-        if w is not None and y is not None:
-            laid_out[j] = moved(w, layout, y.shape)
-    used = {i for i, _ in pairs.values()}
-    weights = [w if i in used else None for i, w in enumerate(weights)]
-    backward = theirs.backward(laid_out)
-    if backward is None:
-        raise PeexError(
-            "`grad=True` needs the backward pass of the other, and a log of the "
-            "forward pass has none. Give `px.Logs(backward=..., forward=...)`, as "
-            "`px.value_and_grad` returns them, with the same loss as `method`."
-        )
-    if not isinstance(theirs, LogSide) and all(w is None for w in laid_out):
-        shown = [
-            shown_arrays([x for x in side.outputs if x is not None])
-            for side in (ours, theirs)
-        ]
-        raise PeexError(
-            "`grad=True` differentiates what both return, but the model returns "
-            f"{shown[0]}, and the other {shown[1]}, which have no floating-point array "
-            "in common. Choose a `method` that returns what the other does."
-        )
-    return ours.backward(weights), backward

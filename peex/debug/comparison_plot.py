@@ -10,8 +10,8 @@ from .compared import Row
 
 # As many labels can be read along the axis.
 _LABELS = 60
-# What is drawn for no error at all, and for an infinite one.
-_LEAST, _MOST = 1e-12, 1e2
+# What is drawn for an infinite error.
+_MOST = 1e2
 
 
 def plot(rows: Sequence[Row], culprits: Sequence[str], ax: Any = None) -> Any:
@@ -24,7 +24,7 @@ def plot(rows: Sequence[Row], culprits: Sequence[str], ax: Any = None) -> Any:
             '`pip install "peex[experiments]"`.'
         ) from error
     if ax is None:
-        size = (min(max(0.16 * len(rows) + 3, 6), 16), 4.8)
+        size = (min(max(0.2 * len(rows) + 3, 6), 16), 5)
         _, ax = plt.subplots(figsize=size, layout="constrained")
     places = np.arange(len(rows))
     lines = {
@@ -32,27 +32,37 @@ def plot(rows: Sequence[Row], culprits: Sequence[str], ax: Any = None) -> Any:
         "local": [row.local_error for row in rows],
         "backward": [row.cotangent_error for row in rows],
     }
-    for (name, errors), marker in zip(lines.items(), "osv", strict=True):
+    least = _least([x for errors in lines.values() for x in errors])
+    shown = lambda x: np.nan if x is None else float(np.clip(x, least, _MOST))
+    colors = ("C0", "C3", "C2")
+    for (name, errors), marker, color in zip(lines.items(), "osv", colors, strict=True):
         if any(x is not None for x in errors):
-            shown = [np.nan if x is None else _shown(x) for x in errors]
-            ax.plot(places, shown, marker=marker, ms=3.5, lw=1, label=name)
-    limits = [row.tolerance for row in rows]
-    ax.plot(places, limits, color="0.5", ls="--", lw=1, label="tolerance")
+            # Of local errors, none has to do with the next.
+            style = "none" if name == "local" else "-"
+            drawn = [shown(x) for x in errors]
+            ax.plot(places, drawn, ls=style, marker=marker, ms=4, c=color, label=name)
+    limits = {"--": [r.tolerance for r in rows], ":": [r.local_tolerance for r in rows]}
+    for style, mine in limits.items():
+        name = "tolerance" if style == "--" else "local tolerance"
+        ax.plot(places, mine, color="0.5", ls=style, lw=1, label=name)
     for i, row in enumerate(rows):
         if row.key in culprits:
-            far = max(row.error, row.local_error or 0.0)
+            ax.axvline(i, color="C3", lw=0.8, alpha=0.5, zorder=0)
             ax.annotate(
                 row.key,
-                (i, _shown(far)),
-                xytext=(0, 8),
+                (i, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 3),
                 textcoords="offset points",
+                rotation=90 if len(culprits) > 3 else 0,
                 ha="center",
-                color="tab:red",
+                va="bottom",
+                fontsize=8,
+                color="C3",
                 parse_math=False,
             )
-            ax.axvline(i, color="tab:red", lw=0.8, alpha=0.5, zorder=0)
     ax.set_yscale("log")
-    ax.set_ylabel("error, of the largest value")
+    ax.set_ylabel(f"error, of the largest value (0 at {least:.0e})")
     every = max(1, -(-len(rows) // _LABELS))
     ax.set_xticks(
         places[::every],
@@ -61,10 +71,12 @@ def plot(rows: Sequence[Row], culprits: Sequence[str], ax: Any = None) -> Any:
         fontsize=7,
         parse_math=False,
     )
-    ax.margins(y=0.15)
-    ax.legend()
+    ax.margins(x=0.02, y=0.1)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return ax
 
 
-def _shown(x: float) -> float:
-    return float(np.clip(x, _LEAST, _MOST))
+def _least(errors: Sequence[float | None]) -> float:
+    """What is drawn for no error at all: below all others."""
+    sizes = [x for x in errors if x]
+    return 10.0 ** np.floor(np.log10(min(sizes)) - 0.5) if sizes else 1e-9

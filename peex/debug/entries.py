@@ -45,7 +45,8 @@ def entries_of(log: Log, keys: Sequence[str]) -> list[Entry]:
 def arrays_at(entry: Any, index: tuple[Any, ...] = ()) -> list[np.ndarray | None]:
     """The arrays of an entry of a log, at one step."""
     leaves = jtu.tree_leaves(entry)
-    return [np.asarray(x)[index] if numeric(x) else None for x in leaves]
+    at = lambda x: np.asarray(np.asarray(x)[index])
+    return [at(x) if numeric(x) else None for x in leaves]
 
 
 def _ran(count: Any, index: tuple[Any, ...]) -> bool:

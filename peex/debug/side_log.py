@@ -42,6 +42,8 @@ def _read(path: str) -> Mapping[str, Any]:
 class LogSide(AbstractSide):
     """A log. It can't be run.
 
+    - `logged`: what it has of the backward pass.
+
     **Arguments:**
 
     - `logs`: of both passes.
@@ -50,13 +52,13 @@ class LogSide(AbstractSide):
     """
 
     def __init__(self, logs: Logs, like: Log):
-        self._backward = _with_axes(logs.backward, like)
+        backward = _with_axes(logs.backward, like)
         log = _with_axes(logs.forward, like)
         keys = [key for key in log if not _is_inside_of_call(key)]
         sites = {split_call(key)[0] for key in keys}
         self.parameters = {}
         self.visits = []
-        self._entries = {}
+        cotangents: dict[Visit, Arrays] = {}
         for entry in entries_of(log, keys):
             site, number = split_call(entry.key)
             given = input_key_of(site, number or 0)
@@ -74,7 +76,9 @@ class LogSide(AbstractSide):
                 site,
             )
             self.visits.append(visit)
-            self._entries[visit] = entry
+            if entry.key in backward:
+                cotangents[visit] = arrays_at(backward[entry.key], entry.index)
+        self.logged = Backward(cotangents, {})
         whole = [visit for visit in self.visits if visit.key == "."]
         self.outputs = whole[0].outputs if len(whole) == 1 else []
         given = whole[0].inputs if len(whole) == 1 else None
@@ -84,16 +88,10 @@ class LogSide(AbstractSide):
         del given
         return None
 
-    def backward(self, weights: Arrays) -> Backward | None:
+    def backward(self, weights: Arrays) -> Backward:
+        """That which was logged, whatever it was of."""
         del weights
-        if not self._backward:
-            return None
-        found = {
-            visit: arrays_at(self._backward[entry.key], entry.index)
-            for visit, entry in self._entries.items()
-            if entry.key in self._backward
-        }
-        return Backward(found, {})
+        return self.logged
 
 
 def _is_inside_of_call(key: str) -> bool:

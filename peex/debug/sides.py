@@ -99,10 +99,8 @@ class AbstractSide(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(self, weights: Arrays) -> Backward | None:
-        """The backward pass of the sum of its outputs, weighted by these. `None` if
-        there is none.
-        """
+    def backward(self, weights: Arrays) -> Backward:
+        """The backward pass of the sum of its outputs, weighted by these."""
 
 
 def index_text(steps: Sequence[int]) -> str:

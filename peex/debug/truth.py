@@ -1,13 +1,15 @@
 """What rounding alone does to a model: the same in a wider dtype."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .compared import Row
 from .layouts import tolerance
 from .pairing import Pair
 from .rows import Compared, Limits
@@ -70,6 +72,14 @@ class Truth:
             pair.model: Limits(row.error, row.local_error or 0.0)
             for pair, row in zip(pairs, compared.rows, strict=True)
         }
+
+    def said_of(self, rows: Sequence[Row], pairs: Sequence[Pair]) -> list[Row]:
+        """The rows with the rounding of each."""
+        rounding = lambda pair: self.rounding.get(pair.model, Limits(0.0, 0.0)).whole
+        return [
+            dataclasses.replace(row, rounding=rounding(pair))
+            for row, pair in zip(rows, pairs, strict=True)
+        ]
 
     def limits(self, pair: Pair) -> Limits:
         """An error counts where it exceeds the rounding of the model."""

@@ -1,5 +1,6 @@
 """A small transformer in several forms, and ways to get one of its parts wrong."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -97,10 +98,13 @@ def tokens(n=3):
     return jax.random.normal(jax.random.key(1), (n, SIZE))
 
 
-def with_eps(listed, at=2):
-    """The second norm of one layer with another epsilon."""
-    norm = listed.blocks[at].norm2
-    wrong = eqx.tree_at(
-        lambda n: n.weight, eqx.nn.LayerNorm(SIZE, eps=0.1), norm.weight
-    )
-    return eqx.tree_at(lambda m: m.blocks[at].norm2, listed, wrong)
+def replaced(model, **parts):
+    """With other parts; a dot in a name is written `__`."""
+    for name, part in parts.items():
+        at = lambda m, name=name: functools.reduce(getattr, name.split("__"), m)
+        model = eqx.tree_at(at, model, part)
+    return model
+
+
+def wrong_norm():
+    return eqx.nn.LayerNorm(SIZE, eps=0.1)

