@@ -1,16 +1,16 @@
-"""What docs/debugging.md shows is what is printed there. (That the page runs is in
-`test_readme.py`.)
+"""What docs/debugging.md and docs/comparing.md show is what is printed there. (That the
+pages run is in `test_readme.py`.)
 """
 
 import pathlib
 import re
 
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "debugging.md"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 def test_the_printed_result():
-    text = PAGE.read_text()
+    text = (DOCS / "debugging.md").read_text()
     model, search, *_ = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
     namespace = {}
@@ -18,3 +18,14 @@ def test_the_printed_result():
     exec(search, namespace)
     plain = lambda text: re.sub(r"model\.py:\d+|at most \S+", "...", text).strip()
     assert plain(str(namespace["found"])) == plain(shown)
+
+
+def test_the_printed_comparison():
+    text = (DOCS / "comparing.md").read_text()
+    models, compare, *_ = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    shown, *_ = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
+    namespace = {}
+    exec(models + compare, namespace)
+    # Digits behind the point, rules and what is rounded differ.
+    words = lambda text: re.findall(r"[A-Za-z][\w.\[\]]*|\b0\b", text)
+    assert words(str(namespace["result"])) == words(shown)
