@@ -32,7 +32,10 @@ def plot(rows: Sequence[Row], culprits: Sequence[str], ax: Any = None) -> Any:
         "local": [row.local_error for row in rows],
         "backward": [row.cotangent_error for row in rows],
     }
-    least = _least([x for errors in lines.values() for x in errors])
+    sizes = [x for errors in lines.values() for x in errors if x]
+    # For no error at all, below all others and the tolerances.
+    sizes = [*sizes, *(row.local_tolerance for row in rows if row.local_tolerance)]
+    least = 10.0 ** np.floor(np.log10(min(sizes, default=1e-8)) - 0.5)
     shown = lambda x: np.nan if x is None else float(np.clip(x, least, _MOST))
     colors = ("C0", "C3", "C2")
     for (name, errors), marker, color in zip(lines.items(), "osv", colors, strict=True):
@@ -74,9 +77,3 @@ def plot(rows: Sequence[Row], culprits: Sequence[str], ax: Any = None) -> Any:
     ax.margins(x=0.02, y=0.1)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return ax
-
-
-def _least(errors: Sequence[float | None]) -> float:
-    """What is drawn for no error at all: below all others."""
-    sizes = [x for x in errors if x]
-    return 10.0 ** np.floor(np.log10(min(sizes)) - 0.5) if sizes else 1e-9
