@@ -92,10 +92,11 @@ def compare(
         them, or one alone, or a dict by name. Arrays become tensors by themselves;
         integers, of 64 bits.
     - `match`: a dict from patterns over keys of the model to such of the other, as
-        `{"layers.*.attn": "blocks.*.attention"}`. What the wildcards stand for belongs
-        together; if there are more in one than in the other, the order of execution
-        decides. `None` leaves a call out; `{"args[0]": None}` doesn't ask whether the
-        first argument is the same for both.
+        `{"layers.*.attn": "blocks.*.attention"}`. What the wildcards stand for is the
+        same in both, where the step of a stack is a number: `{"layers.attn":
+        "blocks.*.attention"}` if the layers of the model are scanned. `None` leaves a
+        call out; `{"args[0]": None}` doesn't ask whether the first argument is the same
+        for both.
     - `local`: whether local errors are looked for, which takes another run of `other`.
     - `grad`: whether cotangents, and the gradients of parameters, are compared too:
         those of a sum of the outputs, each times a normal number; of a scalar itself.
@@ -201,6 +202,8 @@ def _unmatched(pairing: Pairing) -> list[Unmatched]:
             why = ""
             if misfit is not None:
                 why = f"{shapes_of(v)}, but {misfit.name!r} is {shapes_of(misfit)}"
+            elif (around := pairing.single_around(v)) is not None:
+                why = f"in {around.name!r}, which is a single call there"
             found.append(Unmatched(side, v.name, v.class_name, why))
     return found
 

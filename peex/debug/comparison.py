@@ -1,6 +1,7 @@
 """What comparing two models hands back."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,10 +34,10 @@ class Comparison(Shown):
         unmatched: Sequence[Unmatched],
         parameters: Sequence[ParameterRow],
     ):
-        self.rows = tuple(rows)
+        self.rows = list(rows)
         self.culprits = list(culprits)
-        self.unmatched = tuple(unmatched)
-        self.parameters = tuple(parameters)
+        self.unmatched = list(unmatched)
+        self.parameters = list(parameters)
 
     @property
     def first(self) -> Row | None:
@@ -82,7 +83,9 @@ class Comparison(Shown):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as dicts, lists, strings and numbers, as for JSON."""
+        """All of it as dicts, lists, strings and numbers, as for JSON. An error that is
+        infinite is `"inf"`.
+        """
         as_dicts = lambda rows: [dataclasses.asdict(row) for row in rows]
         return {
             "first": None if self.first is None else self.first.key,
@@ -187,5 +190,6 @@ def _number(x: float | None) -> str:
 
 
 def _listed(row: dict[str, Any]) -> dict[str, Any]:
-    layout = row["layout"]
-    return row | {"layout": None if layout is None else list(layout)}
+    plain = lambda x: list(x) if isinstance(x, tuple) else x
+    known = lambda x: str(x) if isinstance(x, float) and not math.isfinite(x) else x
+    return {name: known(plain(x)) for name, x in row.items()}

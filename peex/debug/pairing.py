@@ -3,15 +3,14 @@
 import collections
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from .._errors import LogShapeError, SiteNotFoundError
-from .._sites.patterns import nearest
+from .._errors import LogShapeError
 from .._text import shown_arrays
+from .given_pairs import groups_of, matching
 from .layouts import alike, sizes
-from .normal_keys import normal_keys
+from .normal_keys import normal_keys, SAME
 from .same_arrays import SameArrays
 from .sides import AbstractSide, Visit
 
@@ -49,14 +48,16 @@ class Pairing:
         for pattern, other in match.items():
             self._given(pattern, other)
         self._by_parameters()
-        leaves = lambda visit: visit.is_leaf
-        self._by_keys(leaves, leaves, "key")
+        self._by_keys(lambda a, b: a.is_leaf and b.is_leaf)
+        # What is one call here may be several there, as an attention.
+        self._by_keys(lambda a, b: a.is_leaf != b.is_leaf, least=SAME)
         self._by_order()
         self._by_parts()
-        # What is one site here may be several there, as an attention.
-        anything = lambda visit: True
-        self._by_keys(anything, anything, "key", least=1.0)
-        self.pairs = [self._found[v] for v in a.visits if v in self._found]
+        self._by_keys(lambda a, b: True, least=1.0)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [self._found[v] for v in self._a.visits if v in self._found]
 
     def unmatched(self) -> tuple[list[Visit], list[Visit]]:
         """The sites without others inside that have no partner, and do something."""
@@ -67,6 +68,14 @@ class Pairing:
 
     def _does_something(self, visit: Visit) -> bool:
         return visit.is_leaf and visit not in self.left_out and not visit.hands_on()
+
+    def single_around(self, visit: Visit) -> Visit | None:
+        """What is around a call, if it is next to what has no calls inside."""
+        for pair in self.pairs:
+            for outer, other in ((pair.model, pair.other), (pair.other, pair.model)):
+                if outer.key != "." and is_inside(visit, outer) and other.is_leaf:
+                    return outer
+        return None
 
     def _is_free(self, a: Visit) -> bool:
         return a not in self._found and a not in self.left_out
@@ -84,23 +93,17 @@ class Pairing:
         self._taken.add(b)
 
     def _given(self, pattern: str, other: str | None) -> None:
-        mine = _matching(pattern, self._a.visits, "the model")
+        mine = matching(pattern, self._a.visits, "model")
         if other is None:
             self.left_out.update(v for visits in mine.values() for v in visits)
             return
-        theirs = _matching(other, self._b.visits, "the other")
-        if len(pattern.split("*")) != len(other.split("*")):
-            # Steps of a stack on one side, numbers in the keys on the other.
-            together = lambda found: [v for visits in found.values() for v in visits]
-            groups = [(together(mine), together(theirs))]
-        else:
-            groups = [(visits, theirs.get(key, [])) for key, visits in mine.items()]
-        for group in groups:
+        theirs = matching(other, self._b.visits, "other")
+        for group in groups_of(pattern, mine, other, theirs):
             for a, b in zip(*group, strict=False):
                 self._add(a, b, "given")
 
     def _by_parameters(self) -> None:
-        """Modules of which arrays are equal that are equal to no others."""
+        """Modules of which most arrays are equal, and to no others."""
         a, b = _modules(self._a, self._is_free), _modules(self._b, self._is_untaken)
         owner_a = {name: m for m, visits in a.items() for name in visits[0].parameters}
         owner_b = {name: m for m, visits in b.items() for name in visits[0].parameters}
@@ -109,42 +112,40 @@ class Pairing:
             if name in owner_a and other in owner_b:
                 size = int(self._a.parameters[name].size)
                 votes[owner_a[name], owner_b[other]] += size
-        for (mine, theirs), _ in votes.most_common():
-            for x, y in zip(a[mine], b[theirs], strict=False):
-                self._add(x, y, "parameters")
+        for (mine, theirs), size in votes.most_common():
+            sides = (self._a, a[mine][0]), (self._b, b[theirs][0])
+            if 2 * size >= max(_num_parameters(*side) for side in sides):
+                for x, y in zip(a[mine], b[theirs], strict=False):
+                    self._add(x, y, "parameters")
 
     def _is_untaken(self, b: Visit) -> bool:
         return b not in self._taken
 
     def _by_keys(
-        self,
-        is_mine: Callable[[Visit], bool],
-        is_other: Callable[[Visit], bool],
-        how: str,
-        least: float = 0.0,
+        self, is_meant: Callable[[Visit, Visit], bool], least: float = 0.0
     ) -> None:
-        mine = [v for v in self._a.visits if self._is_free(v) and is_mine(v)]
-        others = [v for v in self._b.visits if self._is_untaken(v) and is_other(v)]
+        """What is most alike first."""
         by_numbers: dict[Any, list[Visit]] = collections.defaultdict(list)
-        for b in others:
+        for b in filter(self._is_untaken, self._b.visits):
             by_numbers[self.keys[1][b].numbers].append(b)
         ranked = []
-        for i, a in enumerate(mine):
+        for i, a in enumerate(filter(self._is_free, self._a.visits)):
             key = self.keys[0][a]
             for j, b in enumerate(by_numbers[key.numbers]):
-                like = key.likeness(self.keys[1][b])
-                is_same = like >= 100 and a.is_leaf and b.is_leaf
-                if like > least and (is_same or fit(a, b)):
+                like = key.likeness(self.keys[1][b]) if is_meant(a, b) else 0.0
+                is_same = like >= SAME and a.is_leaf and b.is_leaf
+                if like and like >= least and (is_same or fit(a, b)):
                     ranked.append((-like, i, j, a, b))
         for *_, a, b in sorted(ranked, key=lambda row: row[:3]):
-            self._add(a, b, how)
+            self._add(a, b, "key")
 
     def _by_order(self) -> None:
         """What is left, where between the same neighbours one is as large as the
         other.
         """
+        within = lambda visit: self.single_around(visit) is not None
         sides: list[list[Visit]] = [
-            [v for v in side.visits if self._does_something(v)]
+            [v for v in side.visits if self._does_something(v) and not within(v)]
             for side in (self._a, self._b)
         ]
         partner = {pair.other: pair.model for pair in self._found.values()}
@@ -216,6 +217,10 @@ def _modules(
     return found
 
 
+def _num_parameters(side: AbstractSide, visit: Visit) -> int:
+    return sum(int(side.parameters[name].size) for name in visit.parameters)
+
+
 def is_inside(inner: Visit, outer: Visit) -> bool:
     """Whether one call is of a part of what the other is of, at the same step."""
     n = min(len(inner.steps), len(outer.steps))
@@ -234,30 +239,4 @@ def _parts(visits: Sequence[Visit], known: set[Visit]) -> dict[Visit, list[Visit
             mine = (v for v in visits[start:i] if v in known and is_inside(v, outer))
             found[outer] = list(mine)
         since[outer.key] = i
-    return found
-
-
-def _matching(
-    pattern: str, visits: Sequence[Visit], whose: str
-) -> dict[tuple[str, ...], list[Visit]]:
-    """Those that a pattern matches, by what its wildcards stand for."""
-    parts = [
-        ".*" if p == "**" else "[^.]*" if p == "*" else re.escape(p)
-        for p in re.split(r"(\*\*|\*)", pattern)
-    ]
-    groups = [f"({p})" if p in (".*", "[^.]*") else p for p in parts]
-    found: dict[tuple[str, ...], list[Visit]] = collections.defaultdict(list)
-    for visit in visits:
-        name = f"{visit.key}#{visit.number}" if visit.number else visit.key
-        for text in (visit.name, name, visit.key):
-            match = re.fullmatch("".join(groups), text)
-            if match:
-                found[match.groups()].append(visit)
-                break
-    if not found:
-        keys = dict.fromkeys(visit.name for visit in visits)
-        raise SiteNotFoundError(
-            f"The pattern {pattern!r} of `match` matches no call of {whose}. Nearest: "
-            f"{nearest(pattern, keys)}."
-        )
     return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._log import Log
 from .._sites.keys import split_call
+from .._sites.places import places
 from .._wrappers.value_and_grad import Logs
 from .calls import input_key_of
 from .entries import arrays_at, entries_of
@@ -16,7 +17,9 @@ from .sides import AbstractSide, Arrays, Backward, Given, Replayed, Visit
 
 
 def is_log(x: Any) -> bool:
-    return isinstance(x, Mapping | Logs | str | os.PathLike)
+    if isinstance(x, Mapping):
+        return not places(dict(x), "__call__")  # a dict of modules is a model
+    return isinstance(x, Logs | str | os.PathLike)
 
 
 def as_logs(x: Any) -> Logs:

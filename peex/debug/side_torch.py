@@ -41,6 +41,15 @@ class TorchSide(AbstractSide):
         with self._torch.no_grad(), self._hooked(lambda _: self._record):
             out = self._run()
         self.outputs = [_numpy(x) for x in _tensors(out)]
+        ran = {name for name, _ in self._visits}
+        for (name, _), visit in self._visits.items():
+            prefix = f"{name}." if name else ""
+            # What is inside but wasn't called belongs to what is around it.
+            inner = [n for n in ran if n != name and n.startswith(prefix)]
+            visit.is_leaf = not inner
+            mine = (p for p in self.parameters if p.startswith(prefix))
+            others = tuple(f"{n}." for n in inner)
+            visit.parameters = tuple(p for p in mine if not p.startswith(others))
 
     def _as_tensors(self, x: Any) -> Any:
         """Arrays as tensors; integers as PyTorch has them, of 64 bits."""
@@ -103,21 +112,9 @@ class TorchSide(AbstractSide):
     def _record(self, name: str, number: int, tensors: list[Any], which: str) -> None:
         arrays = [_numpy(x) for x in tensors]
         if which == "inputs":
-            module = self._modules[name]
-            leaf = not any(_can_be_called(m) for m in list(module.modules())[1:])
-            prefix = f"{name}." if name else ""
-            own = module.named_parameters(recurse=leaf)
-            self._visits[name, number] = Visit(
-                name or ".",
-                number,
-                (),
-                type(module).__name__,
-                leaf,
-                [],
-                arrays,
-                name,
-                tuple(n for n in (prefix + p for p, _ in own) if n in self.parameters),
-            )
+            kind = type(self._modules[name]).__name__
+            visit = Visit(name or ".", number, (), kind, True, [], arrays, name)
+            self._visits[name, number] = visit
         else:
             visit = self._visits[name, number]
             visit.outputs = arrays

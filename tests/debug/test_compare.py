@@ -50,7 +50,7 @@ def test_each_row_says_what_it_is_of(by_eps):
     keys = [row.key for row in by_eps.rows]
     assert keys.index("layers.down[0]") < keys.index("layers.norm1[1]")
     assert keys[0] == "embed" and keys[-1] == "." and len(keys) == 42
-    assert by_eps.unmatched == ()
+    assert by_eps.unmatched == []
 
 
 def test_parameters_of_a_stack(by_eps):
@@ -172,7 +172,7 @@ def test_stacked_next_to_listed():
     scanned = Whole(stack, _scanned)
     result = px.debug.compare(Whole(layers, _in_turn), scanned, X[0], grad=True)
     result.assert_close()
-    assert result.unmatched == ()
+    assert result.unmatched == []
     pairs = [(row.key, row.other) for row in result.rows]
     assert pairs == [*((f"part.{i}", f"part[{i}]") for i in range(4)), (".", ".")]
     assert all(row.cotangent_error < 1e-5 for row in result.rows)

@@ -42,7 +42,7 @@ def test_a_mapping(logs):
     result = px.debug.compare(MODEL, arrays, X)
     assert [row.key for row in result.rows] == ["first", "second", "."]
     assert all(row.local_error is None for row in result.rows)
-    assert (result.culprits, result.parameters) == (["second"], ())
+    assert (result.culprits, result.parameters) == (["second"], [])
     assert result.first.key == "second" and result["second"].input_error == 0
     assert_close(result["second"].error, 0.5, rtol=0.2)
     # Without what was given: the first that differs.
@@ -126,7 +126,7 @@ def test_dropout_is_on():
     fine = eqx.nn.inference_mode(model)
     never = eqx.tree_at(lambda m: m.parts[1], model, eqx.nn.Dropout(0.0))
     result = px.debug.compare(fine, never, X)
-    assert result.culprits == [] and result.unmatched == ()
+    assert result.culprits == [] and result.unmatched == []
 
 
 def test_nothing_belongs_together():

@@ -57,6 +57,16 @@ def test_by_parameters_in_any_layout():
     assert pairs(a, b) == [("p", "s", "parameters"), ("q", "r", "parameters")]
 
 
+def test_not_by_a_small_part_of_the_parameters():
+    """As an attention whose projections are one weight, but for the last."""
+    x, y = array(4), array(5)
+    a = Side("attn.out", "attn", **{"attn.out_w": y})
+    b = Side("mixer", mixer_w=x, mixer_v=y)
+    assert pairs(a, b) == [("attn.out", "mixer", "parameters")]
+    b = Side("mixer", mixer_w=array(6), mixer_v=y)
+    assert ("attn.out", "mixer", "parameters") not in pairs(a, b)
+
+
 def test_what_shares_a_fingerprint_is_told_apart_by_its_values():
     """Size, sum and sum of squares of these are the same."""
     x, y = np.array([0.0, 3.0, 3.0]), np.array([1.0, 1.0, 4.0])
@@ -133,12 +143,22 @@ def test_given_patterns():
         ("l.1.b", "m.1.x", "given"),
         ("c", "z", "order"),
     ]
-    # Of a stack, whose numbers are steps, in order of execution.
+    # Of a stack, whose numbers are steps.
     stack = Side("l.a@0", "l.a@1")
     assert pairs(stack, b, match={"l.a": "m.*.y"}) == [
         ("l.a[0]", "m.0.y", "given"),
         ("l.a[1]", "m.1.y", "given"),
     ]
+    named = Side("m.1.a", "m.0.a", "m.0.b")
+    assert [pair[1] for pair in pairs(stack, named, match={"l.**": "m.**"})] == [
+        "m.0.a",
+        "m.1.a",
+    ]
+    # As many calls of one layer; other numbers, but as many.
+    calls = Side("c", "c#1")
+    assert pairs(stack, calls, match={"l.a": "c"})[1] == ("l.a[1]", "c#1", "given")
+    later = pairs(stack, Side("m.1.z", "m.2.z"), match={"l.a": "m.*.z"})
+    assert later[0] == ("l.a[0]", "m.1.z", "given")
     # A single step, and what isn't compared with anything.
     assert pairs(stack, b, match={"l.a[1]": "m.1.x", "l.a[0]": None}) == [
         ("l.a[1]", "m.1.x", "given")
@@ -155,6 +175,13 @@ def test_a_pattern_that_matches_nothing():
     expected = r"'blk' of `match` matches no call of the other.*'block.attn'"
     with pytest.raises(px.SiteNotFoundError, match=expected):
         pairs(a, b, match={"layer.attn": "blk"})
+    a = Side("l.a@0", "l.a@1", "l.b@0", "l.b@1")
+    b = Side("m.0.x", "m.0.y", "m.0", "m.1.x", "m.1.y", "m.1")
+    expected = (
+        r"brings nothing together: .* 'l.a\[0\]', 'l.a\[1\]', 'l.b\[0\]', \.\.\. of the"
+    )
+    with pytest.raises(px.SiteNotFoundError, match=expected):
+        pairs(a, b, match={"l.*": "m.*"})
 
 
 @pytest.mark.parametrize("how", ["given", "key"])

@@ -38,7 +38,7 @@ def test_a_port_without_faults():
     theirs.linear1.weight.requires_grad_(False)
     result = compare(ported(theirs), theirs, BATCH, grad=True)
     result.assert_close()
-    assert result.unmatched == ()
+    assert result.unmatched == []
     pairs = {row.key: (row.other, row.how) for row in result.rows}
     assert pairs["attn.query"] == ("self_attn.query", "parameters")
     assert pairs["attn"] == ("self_attn", "parts")
@@ -141,6 +141,36 @@ def test_layouts_tuples_and_what_works_in_place():
     nearest.assert_close()
 
 
+def test_one_call_that_is_several_here():
+    """PyTorch's attention keeps three projections in one weight, and calls none."""
+    theirs = nn.Sequential()
+    theirs.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+    theirs.forward = lambda x: theirs.attn(x, x, x)[0]
+    theirs.eval()
+
+    class Mine(eqx.Module):
+        attn: eqx.nn.MultiheadAttention
+
+        def __call__(self, x):
+            return self.attn(x, x, x)
+
+    biases = {f"use_{n}_bias": True for n in ("query", "key", "value", "output")}
+    attn = eqx.nn.MultiheadAttention(2, 8, **biases, key=jax.random.key(0))
+    parts = ("query_proj", "key_proj", "value_proj", "output_proj")
+    fused = (theirs.attn.in_proj_weight, theirs.attn.in_proj_bias)
+    out = (array(theirs.attn.out_proj.weight), array(theirs.attn.out_proj.bias))
+    new = [*zip(*(jnp.split(array(p), 3) for p in fused), strict=True), out]
+    for name, (weight, bias) in zip(parts, new, strict=True):
+        attn = replaced(attn, **{f"{name}__weight": weight, f"{name}__bias": bias})
+    x = jax.random.normal(jax.random.key(1), (5, 8))
+    result = px.debug.compare(Mine(attn), theirs, x)
+    assert [row.key for row in result.rows] == ["attn", "."] and not result.culprits
+    assert [one.key for one in result.unmatched] == [f"attn.{name}" for name in parts]
+    assert {one.why for one in result.unmatched} == {
+        "in 'attn', which is a single call there"
+    }
+
+
 def test_half_precision_and_integers():
     class Mine(eqx.Module):
         embed: eqx.nn.Embedding
@@ -192,7 +222,7 @@ def test_minilm():
     batch = ids, np.zeros_like(ids), ids != 0
     run = lambda model, *batch: jax.vmap(model)(*batch)
     result = px.debug.compare(model, theirs, *batch, method=run, grad=True)
-    assert result.unmatched == () and len(result.rows) == 106
+    assert result.unmatched == [] and len(result.rows) == 106
     result.assert_close()
     assert max(row.error for row in result.rows) < 1e-4
     assert max(row.local_error for row in result.rows) < 1e-5
