@@ -119,6 +119,12 @@ def compare(
     [`peex.LogShapeError`][] if what does has shapes that no permutation of axes aligns.
     """
     method = "__call__" if method is None else method
+    if is_torch_module(model):
+        raise TypeError(
+            "`model` is a module of PyTorch, and the other a "
+            f"{type(other).__name__}. Write it the other way round: "
+            "`px.debug.compare(equinox_model, torch_module, *args)`."
+        )
     check_method(model, method)
     fn = as_function(method)
     match = _checked(match)
@@ -191,7 +197,8 @@ def _check_inputs(
         return
     asked = {i: x for i, x in enumerate(ours.args) if f"args[{i}]" not in unasked}
     names = [x.dtype.name for x in (*asked.values(), *theirs.args)]
-    check_inputs(asked, theirs.args, rtol or tolerance(*names) / 10)
+    usual = tolerance(*names) / 10
+    check_inputs(asked, theirs.args, usual if rtol is None else rtol)
 
 
 def _unmatched(pairing: Pairing) -> list[Unmatched]:

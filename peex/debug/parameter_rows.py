@@ -40,7 +40,8 @@ def parameter_rows(
             if grads[0] is not None and grads[1] is not None:
                 mine = moved(grads[0], layout, grads[1].shape)
                 gradient_error = error(mine, grads[1], largest.get(name))
-        limit = rtol or tolerance(x.dtype.name, y.dtype.name)
+        usual = tolerance(x.dtype.name, y.dtype.name)
+        limit = usual if rtol is None else rtol
         rows.append(ParameterRow(name, other, layout, far, gradient_error, limit))
     taken = set(partner.values())
     left = (name for name in b.parameters if name not in taken)

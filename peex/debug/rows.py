@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._text import plural
 from .compared import Row
 from .layouts import error, Layout, Layouts, moved
 from .pairing import is_inside, Pair
@@ -122,6 +123,10 @@ class Compared:
         a, b = x.pair.model, x.pair.other
         local, note = self._local.get(a, (None, ""))
         layout = x.outputs[0][1] if 0 in x.outputs else ()
+        note = note if local is not None and local > limits.local else ""
+        alone = min(len(side.outputs) - len(x.outputs) for side in (a, b))
+        if alone > 0 and not note:
+            note = f"{plural(alone, 'further output')} of other shapes, not compared"
         return Row(
             a.name,
             b.name,
@@ -134,7 +139,7 @@ class Compared:
             None,
             limits.whole,
             limits.local,
-            note=note if local is not None and local > limits.local else "",
+            note=note,
         )
 
     def with_cotangents(self, mine: Backward, theirs: Backward) -> list[Row]:

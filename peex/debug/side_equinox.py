@@ -134,27 +134,35 @@ class EquinoxSide(AbstractSide):
     def _replayed(
         self, ins: dict[str, Any], outs: dict[str, Any]
     ) -> Mapping[Visit, Replayed]:
-        # Of a site that is patched, every call needs an entry.
-        both = Log(dict(self.log) | ins), Log(dict(self.log) | outs)
-        of = lambda keys: {split_call(key)[0] for key in keys}
         inputs = [f"{site}:in" for site in self._sites]
         where = [*self._sites, *inputs]
-        hooks = {key: PatchHook(both[0]) for key in sorted(of(ins))}
         logs = {site: IdentityLog() for site in self._sites}
+        hooks = self._patches(ins)
         inner = ForwardHook(self.model, hooks, logs, where=where, method=self.fn)
-        hooks = {key: PatchHook(both[1]) for key in sorted(of(outs))}
         logs = {key: IdentityLog() for key in inputs}
         # What is outside is told of an output last, and of arguments first.
-        outer = ForwardHook(inner, hooks, logs, where=where, method=_call)
+        outer = ForwardHook(inner, self._patches(outs), logs, where=where, method=_call)
         (out, own), given = _run(outer, *self._args)
         found = {}
         for visit, place in self._places.items():
             if place is None:
                 found[visit] = Replayed(None, arrays_at(out))
             elif place.key in own:
-                entry = arrays_at(given[place.given], place.index)
+                known = place.given in given
+                entry = arrays_at(given[place.given], place.index) if known else None
                 found[visit] = Replayed(entry, arrays_at(own[place.key], place.index))
         return found
+
+    def _patches(self, changed: Mapping[str, Any]) -> dict[str, PatchHook]:
+        """For each site of which a call is changed, its values in all calls."""
+        found: dict[str, dict[str, Any]] = {}
+        sites = {split_call(key)[0] for key in changed}
+        for key in self.log:
+            site, _ = split_call(key)
+            if site in sites:
+                value = changed[key] if key in changed else self.log[key]
+                found.setdefault(site, {})[key] = value
+        return {site: PatchHook(Log(values)) for site, values in found.items()}
 
     def backward(self, weights: Arrays) -> Backward:
         numbers = [None if w is None else jnp.asarray(w) for w in weights]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .sides import AbstractSide, Arrays, Backward, Given, Replayed, Visit
+from .sides import AbstractSide, Arrays, Backward, Given, numeric, Replayed, Visit
 
 
 def is_torch_module(x: Any) -> bool:
@@ -55,7 +55,8 @@ class TorchSide(AbstractSide):
         """Arrays as tensors; integers as PyTorch has them, of 64 bits."""
 
         def one(x: Any) -> Any:
-            if not isinstance(x, jax.Array | np.ndarray | np.generic):
+            is_array = isinstance(x, jax.Array | np.ndarray | np.generic)
+            if not is_array or not numeric(x):
                 return x
             made = self._tensor(np.array(x))
             wide = made.dtype in (self._torch.int32, self._torch.int16)
@@ -156,10 +157,16 @@ class TorchSide(AbstractSide):
             if which == "inputs":
                 return None
             visit = self._visits[name, number]
-            new = [x.clone() if x.requires_grad else x for x in tensors]
-            for i, x in enumerate(new):
-                if x.requires_grad:
-                    x.register_hook(lambda g, i=i: found[visit].update({i: _numpy(g)}))
+            new = list(tensors)
+            for i, x in enumerate(tensors):
+                if not x.is_floating_point() and not x.is_complex():
+                    continue
+                with torch.enable_grad():
+                    if not x.requires_grad:  # nothing is trained before it
+                        x = x.detach().clone().requires_grad_()
+                        own.append(x)
+                    new[i] = x.clone()
+                new[i].register_hook(lambda g, i=i: found[visit].update({i: _numpy(g)}))
             return new
 
         named = {
@@ -167,10 +174,10 @@ class TorchSide(AbstractSide):
         }
         frozen = [p for p in named.values() if not p.requires_grad]
         kept = self._args, self._kwargs
-        own = [x.detach().clone() for x in _tensors(kept)]
+        given = [x.detach().clone() for x in _tensors(kept)]
         # What is before the first parameter has cotangents too.
-        given = [x.requires_grad_() for x in own if x.is_floating_point()]
-        self._args, self._kwargs = _with(kept, iter(own))
+        own = [x.requires_grad_() for x in given if x.is_floating_point()]
+        self._args, self._kwargs = _with(kept, iter(given))
         try:
             for p in frozen:
                 p.requires_grad_()
@@ -181,7 +188,7 @@ class TorchSide(AbstractSide):
                     if w is not None and x.requires_grad:
                         w = self._tensor(np.array(w)).to(x)
                         total = total + torch.sum(torch.real(x * w))
-                wanted = [*named.values(), *given]
+                wanted = [*named.values(), *own]
                 # This leaves `p.grad` as it is.
                 grads = torch.autograd.grad(total, wanted, allow_unused=True)
         finally:
@@ -190,11 +197,13 @@ class TorchSide(AbstractSide):
                 p.requires_grad_(False)
         zeros = lambda p, g: np.zeros(tuple(p.shape)) if g is None else _numpy(g)
         pairs = zip(named.items(), grads, strict=False)
+        # What nothing depends on is never reached.
+        every = lambda v: [
+            None if x is None or x.dtype.kind in "biu" else found[v].get(i, 0 * x)
+            for i, x in enumerate(v.outputs)
+        ]
         return Backward(
-            {
-                v: [mine.get(i) for i in range(len(v.outputs))]
-                for v, mine in found.items()
-            },
+            {visit: every(visit) for visit in self.visits},
             {name: zeros(p, g) for (name, p), g in pairs},
         )
 

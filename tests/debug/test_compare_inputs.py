@@ -148,9 +148,18 @@ def test_only_calls_of_other_shapes_have_equal_parameters():
         px.debug.compare(MODEL, MODEL, X, method=run, **xs)
 
 
-def test_what_is_no_model():
+def test_what_is_no_model(monkeypatch):
     with pytest.raises(TypeError, match=r"`other` is an Equinox module.*got 3"):
         px.debug.compare(MODEL, 3, X)
+
+    class Torch:  # as PyTorch looks from here
+        Module = type(MODEL)
+
+    Torch.nn = Torch
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    with pytest.raises(TypeError, match=r"`model` is a module of PyTorch.*other way"):
+        px.debug.compare(MODEL, MODEL, X)
+    monkeypatch.undo()
     with pytest.raises(TypeError, match=r"`match` is a dict from patterns.*got 'a'"):
         px.debug.compare(MODEL, MODEL, X, match="a")
     with pytest.raises(ValueError, match=r"`truth` is the dtype.*got 'bfloat16'"):

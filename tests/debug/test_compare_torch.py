@@ -75,6 +75,46 @@ def test_a_port_with_faults():
     assert (moved.other, moved.error) == ("self_attn.value.weight", 0)
 
 
+def test_cotangents_of_what_nothing_is_trained_before():
+    """And of what nothing depends on: zero, as in JAX."""
+
+    class Scale(eqx.Module):
+        def __call__(self, x):
+            return x / 3
+
+    class Mine(eqx.Module):
+        scale: Scale
+        first: eqx.nn.Linear
+        last: eqx.nn.Linear
+
+        def __call__(self, ids):
+            x = self.scale(ids.astype(jnp.float32))
+            return self.last(jax.lax.stop_gradient(self.first(x)))
+
+    class TorchScale(nn.Module):
+        def forward(self, x):
+            return x / 3
+
+    class Theirs(nn.Module):
+        def __init__(self, stops):
+            super().__init__()
+            self.scale, self.stops = TorchScale(), stops
+            self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, ids):
+            x = self.first(self.scale(ids.float()))
+            return self.last(x.detach() if self.stops else x)
+
+    theirs = Theirs(stops=True).eval()
+    mine = Mine(Scale(), linear(theirs.first), linear(theirs.last))
+    result = px.debug.compare(mine, theirs, jnp.arange(4), grad=True)
+    assert [row.cotangent_error for row in result.rows] == [0, 0, 0, 0]
+    result.assert_close()
+    theirs.stops = False
+    result = px.debug.compare(mine, theirs, jnp.arange(4), grad=True)
+    assert [row.cotangent_error for row in result.rows] == [1, 1, 0, 0]
+
+
 def test_code_between_the_parts():
     class Wrong(type(ported(block()))):
         def __call__(self, x):
