@@ -23,7 +23,8 @@ class Row:
         is its own fault, and not that of what was before or is inside. `None` if it
         wasn't looked at.
     - `input_error`: of what they were given. `None` if that isn't known.
-    - `cotangent_error`: of the cotangents of the outputs, `None` without `grad`.
+    - `cotangent_error`: of the cotangents of the outputs. `None` without `grad`, and
+        for all steps of a recurrent cell next to one call of a recurrent layer.
     - `tolerance`, `local_tolerance`: above which an error counts.
     - `rounding`: with `truth`, the error of the model itself.
     - `note`: what else there is to say.

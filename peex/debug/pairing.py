@@ -10,9 +10,9 @@ from .._errors import LogShapeError
 from .._text import shown_arrays
 from .given_pairs import groups_of, matching
 from .layouts import alike, sizes
-from .normal_keys import normal_keys, SAME
+from .normal_keys import normal_key, normal_keys, SAME
 from .same_arrays import SameArrays
-from .sides import AbstractSide, Visit
+from .sides import AbstractSide, joined, Visit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +115,23 @@ class Pairing:
         for (mine, theirs), size in votes.most_common():
             sides = (self._a, a[mine][0]), (self._b, b[theirs][0])
             if 2 * size >= max(_num_parameters(*side) for side in sides):
-                for x, y in zip(a[mine], b[theirs], strict=False):
+                visits = self._in_one(a[mine], b[theirs])
+                for x, y in zip(visits, b[theirs], strict=False):
                     self._add(x, y, "parameters")
+
+    def _in_one(self, mine: list[Visit], theirs: list[Visit]) -> list[Visit]:
+        """The steps of a loop as one call, if the other has a single one for all, as of
+        a recurrent layer of PyTorch.
+        """
+        if len(theirs) != 1 or len(mine) == 1 or not all(v.steps for v in mine):
+            return mine
+        whole = joined(mine)
+        if fit(mine[0], theirs[0]) or not fit(whole, theirs[0]):
+            return mine
+        self._a.visits.insert(self._a.visits.index(mine[-1]) + 1, whole)
+        self.keys[0][whole] = normal_key(whole.key, ())
+        self.left_out.update(mine)
+        return [whole]
 
     def _is_untaken(self, b: Visit) -> bool:
         return b not in self._taken

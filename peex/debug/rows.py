@@ -145,9 +145,10 @@ class Compared:
     def with_cotangents(self, mine: Backward, theirs: Backward) -> list[Row]:
         rows = []
         for row, x in zip(self.rows, self._aligned, strict=True):
-            a = mine.cotangents.get(x.pair.model, ())
-            b = theirs.cotangents.get(x.pair.other, ())
-            far = _worst(a, b, x.outputs)
+            a, b = x.pair.model, x.pair.other
+            far = _worst(
+                mine.cotangents.get(a, ()), theirs.cotangents.get(b, ()), x.outputs
+            )
             rows.append(dataclasses.replace(row, cotangent_error=far))
         return rows
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._errors import PeexError
 from .sides import AbstractSide, Arrays, Backward, Given, numeric, Replayed, Visit
 
 
@@ -38,8 +39,15 @@ class TorchSide(AbstractSide):
         self._modules = {n: m for n, m in model.named_modules() if _can_be_called(m)}
         self.visits = []
         self._visits: dict[tuple[str, int], Visit] = {}
+        before = self._torch.get_rng_state()
         with self._torch.no_grad(), self._hooked(lambda _: self._record):
             out = self._run()
+        if not self._torch.equal(before, self._torch.get_rng_state()):
+            raise PeexError(
+                "The other draws random numbers, although it is in inference mode, so "
+                "two runs of it differ by chance. Where that is dropout, write "
+                "`torch.nn.functional.dropout(x, p, training=self.training)`."
+            )
         self.outputs = [_numpy(x) for x in _tensors(out)]
         ran = {name for name, _ in self._visits}
         for (name, _), visit in self._visits.items():

@@ -52,6 +52,30 @@ class Visit:
         )
 
 
+def joined(visits: Sequence[Visit]) -> Visit:
+    """The steps of a loop as one call, which was given and returned the values of all,
+    one after the other along a new axis in front.
+    """
+    first = visits[0]
+    given = [visit.inputs or () for visit in visits]
+    return dataclasses.replace(
+        first,
+        steps=(),
+        outputs=_stacked([visit.outputs for visit in visits]),
+        inputs=None if first.inputs is None else _stacked(given),
+    )
+
+
+def _stacked(values: Sequence[Arrays]) -> list[np.ndarray | None]:
+    """The arrays of each, with a new axis in front."""
+    found: list[np.ndarray | None] = []
+    for arrays in zip(*values, strict=False):
+        known = [x for x in arrays if x is not None]
+        alike = len(known) == len(arrays) and len({x.shape for x in known}) == 1
+        found.append(np.stack(known) if alike else None)
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Given:
     """What is put into a call: in the place of its arguments, and of its output, once

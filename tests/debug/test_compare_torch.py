@@ -16,7 +16,7 @@ import peex as px
 
 torch = pytest.importorskip("torch")
 
-from compared_torch import array, block, linear, ported
+from compared_torch import array, block, linear, ported, TorchBlock
 from torch import nn
 
 
@@ -211,6 +211,50 @@ def test_one_call_that_is_several_here():
     }
 
 
+def test_a_recurrent_layer_next_to_steps_of_a_cell():
+    class Mine(eqx.Module):
+        cell: eqx.nn.LSTMCell
+        head: eqx.nn.Linear
+
+        def __call__(self, xs):
+            def step(state, x):
+                state = self.cell(x, state)
+                return state, state[0]
+
+            _, hs = jax.lax.scan(step, (jnp.zeros(6), jnp.zeros(6)), xs)
+            return jax.vmap(self.head)(hs)
+
+    class Theirs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0])
+
+    theirs = Theirs().eval()
+    rnn = theirs.rnn
+    weights = {
+        "weight_ih": array(rnn.weight_ih_l0),
+        "weight_hh": array(rnn.weight_hh_l0),
+        "bias": array(rnn.bias_ih_l0) + array(rnn.bias_hh_l0),
+    }
+    cell = replaced(eqx.nn.LSTMCell(4, 6, key=jax.random.key(0)), **weights)
+    mine = Mine(cell, linear(theirs.head))
+    xs = jax.random.normal(jax.random.key(1), (2, 7, 4))
+    result = compare(mine, theirs, xs, grad=True)
+    assert [row.key for row in result.rows] == ["cell", "head", "."]
+    assert result.unmatched == [] and result["cell"].layout == (1, 0, 2)
+    assert all(row.local_error < 1e-6 for row in result.rows)
+    # The cotangent of a state is also that of the next step, which nobody sees there.
+    cotangents = {row.key: row.cotangent_error for row in result.rows}
+    assert cotangents.pop("cell") is None
+    assert all(far < 1e-5 for far in cotangents.values())
+    result.assert_close()
+    wrong = replaced(mine, cell__bias=array(rnn.bias_ih_l0))
+    assert compare(wrong, theirs, xs).culprits == ["cell"]
+
+
 def test_half_precision_and_integers():
     class Mine(eqx.Module):
         embed: eqx.nn.Embedding
@@ -234,6 +278,14 @@ def test_training_mode():
         r"The other is in training mode.*'dropout' \(Dropout\) has `training=True`. "
         r"Compare `other.eval\(\)`"
     )
+    with pytest.raises(px.PeexError, match=expected):
+        compare(ported(theirs), theirs, BATCH)
+
+
+def test_dropout_of_a_function():
+    theirs = block()
+    theirs.forward = lambda x: nn.functional.dropout(TorchBlock.forward(theirs, x), 0.1)
+    expected = r"other draws random numbers.*functional.dropout\(x, p, training=self"
     with pytest.raises(px.PeexError, match=expected):
         compare(ported(theirs), theirs, BATCH)
 
