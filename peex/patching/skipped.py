@@ -56,6 +56,13 @@ class Skipped(eqx.Module):
         return LoggedCall(log, steps | always)
 
 
+def itself(value: Any) -> Any:
+    """What is logged of calls that may be skipped. (Not the log that is around: the two
+    may be of the same sites, which isn't a mistake here.)
+    """
+    return value
+
+
 class WithCalls(eqx.Module):
     """The metric of what a wrapper returns, and its log."""
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from .._hooks.hooks import IdentityHook
 from .._hooks.log_fns import IdentityLog
+from .._hooks.logged_call import LoggedCall
+from .._log import Log
 from .._wrappers.forward import ForwardHook
 from .._wrappers.types import Method, Where
 from .chunks import Program
@@ -20,7 +22,7 @@ from .direction import (
 from .effects import Effects
 from .places import by_site, places
 from .runs import as_arguments, Runs
-from .skipped import reported, skipped as skipped_of, WithCalls
+from .skipped import itself, reported, skipped as skipped_of, WithCalls
 from .sources import check_source, made_source
 
 
@@ -154,10 +156,10 @@ def sweep(
         patched = ForwardHook(model, IdentityHook(), None, method=method, **sweeping)
     else:
         calls = {"where": skipped.where, "method": method}
-        logging_calls = ForwardHook(model, None, IdentityLog(), **calls)
+        logging_calls = ForwardHook(model, None, itself, **calls)
         logging = ForwardHook(logging_calls, None, IdentityLog(), **sweeping)
         runs = dataclasses.replace(runs, hooked=logging, metric=WithCalls(metric))
-        skipping = ForwardHook(model, IdentityHook(), None, **calls)
+        skipping = ForwardHook(model, LoggedCall(Log(), {}), None, **calls)
         patched = ForwardHook(skipping, IdentityHook(), None, **sweeping)
 
     clean_run, corrupted_run = runs.run()

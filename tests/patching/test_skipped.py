@@ -150,6 +150,7 @@ CASES = {
         "pos _",
         {"layers.0", "layers.1.attn", "layers.1.mlp"},
     ),
+    "of themselves": (SCANNED, None, inputs(), "layers", "layer pos _", {"layers"}),
     "a window": (SCANNED, None, inputs(), STREAM, "layer pos _", {"layers"}),
     "whole layers": (SCANNED, None, inputs(), STREAM, "_ pos _", {"layers"}),
     "time": (gru(0), steps, (XS, -XS), ".", "time unit", {"."}),
