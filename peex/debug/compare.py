@@ -139,7 +139,7 @@ def compare(
         raise _nothing_matched(pairing, ours.visits, theirs.visits)
     wide = None if truth is None else Truth(model, args, fn, ours, truth, local, rtol)
     limits = (lambda p: limits_of(p, rtol)) if wide is None else wide.limits
-    compared = Compared(pairing.pairs, theirs, limits, local)
+    compared = Compared(pairing.pairs, ours, theirs, limits, local)
     rows, backward = compared.rows, None
     if grad:
         backward = both_backward(ours, theirs, compared)

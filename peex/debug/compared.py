@@ -25,7 +25,8 @@ class Row:
     - `input_error`: of what they were given. `None` if that isn't known.
     - `cotangent_error`: of the cotangents of the outputs. `None` without `grad`, and
         for all steps of a recurrent cell next to one call of a recurrent layer.
-    - `tolerance`, `local_tolerance`: above which an error counts.
+    - `tolerance`, `local_tolerance`: above which an error counts. The latter is at
+        least three times what the model itself differs by, if it is run call by call.
     - `rounding`: with `truth`, the error of the model itself.
     - `note`: what else there is to say.
     """

@@ -13,6 +13,10 @@ from .pairing import is_inside, Pair
 from .sides import AbstractSide, Arrays, Backward, Given, Replayed, Visit
 
 
+# Two programs that round alike are so much further apart than each is from a third.
+_ROUNDINGS = 3
+
+
 class Limits(NamedTuple):
     """Above which an error counts: over a whole run, and of one call alone."""
 
@@ -46,11 +50,14 @@ class Compared:
 
     - `rows`: of each pair.
     - `layouts`: those that were found.
+
+    Without a `model`, its rounding isn't looked at.
     """
 
     def __init__(
         self,
         pairs: Sequence[Pair],
+        model: AbstractSide | None,
         other: AbstractSide,
         limits: Callable[[Pair], Limits],
         local: bool,
@@ -58,8 +65,17 @@ class Compared:
         self.layouts = Layouts()
         self._aligned = [self._align(pair) for pair in pairs]
         given = {x.pair.other: x.given() for x in self._aligned}
-        replayed = other.replay(given) if local else None
-        self._local = self._local_errors(replayed or {})
+        replayed = (other.replay(given) if local else None) or {}
+        self._local = self._local_errors(replayed, {})
+        self._noise: dict[Visit, float] = {}
+        if model is not None and any(far for far, _ in self._local.values()):
+            # Another program rounds differently, which may be all that there is in a
+            # value (as in the mean of what was normalised): the model is run like that
+            # as well.
+            own = {p.model: Given(p.model.inputs or (), p.model.outputs) for p in pairs}
+            again = model.replay(own) or {}
+            self._noise = {v: _noise(v, again[v]) for v in own if v in again}
+            self._local = self._local_errors(replayed, again)
         self.rows = [self._row(x, limits(x.pair)) for x in self._aligned]
 
     def _align(self, pair: Pair) -> _Aligned:
@@ -96,9 +112,11 @@ class Compared:
         return found, worst
 
     def _local_errors(
-        self, replayed: Mapping[Visit, Replayed]
+        self, replayed: Mapping[Visit, Replayed], own: Mapping[Visit, Replayed]
     ) -> dict[Visit, tuple[float, str]]:
-        """Of each call of the model its own fault, and what that is in."""
+        """Of each call of the model its own fault, and what that is in: from what the
+        other made of the model's values, and, if that is known, the model itself.
+        """
         found: dict[Visit, tuple[float, str]] = {}
 
         def put(visit: Visit, far: float | None, note: str) -> None:
@@ -110,8 +128,9 @@ class Compared:
             again = replayed.get(b)
             if again is None:
                 continue
-            put(a, _worst(a.outputs, again.outputs, x.outputs), "")
-            far = _worst(a.inputs or (), again.inputs or (), x.inputs)
+            mine = own.get(a, Replayed(a.inputs, a.outputs))
+            put(a, _worst(mine.outputs, again.outputs, x.outputs), "")
+            far = _worst(mine.inputs or (), again.inputs or (), x.inputs)
             around = [y for y in self._aligned[i + 1 :] if is_inside(a, y.pair.model)]
             if a.key == "." or not around:
                 continue
@@ -122,6 +141,10 @@ class Compared:
     def _row(self, x: _Aligned, limits: Limits) -> Row:
         a, b = x.pair.model, x.pair.other
         local, note = self._local.get(a, (None, ""))
+        # What the calls inside are given is the doing of this one.
+        noises = (n for v, n in self._noise.items() if v is a or is_inside(v, a))
+        least = _ROUNDINGS * max(noises, default=0.0)
+        limits = Limits(limits.whole, max(limits.local, least))
         layout = x.outputs[0][1] if 0 in x.outputs else ()
         note = note if local is not None and local > limits.local else ""
         alone = min(len(side.outputs) - len(x.outputs) for side in (a, b))
@@ -151,6 +174,14 @@ class Compared:
             )
             rows.append(dataclasses.replace(row, cotangent_error=far))
         return rows
+
+
+def _noise(visit: Visit, again: Replayed) -> float:
+    """How far a call of the model is from itself, in another program."""
+    pairs = [*zip(visit.outputs, again.outputs, strict=False)]
+    pairs += zip(visit.inputs or (), again.inputs or (), strict=False)
+    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+    return max((error(x, y) for x, y in known), default=0.0)
 
 
 def _laid_out(

@@ -67,7 +67,7 @@ class Truth:
                 if (place := (visit.key, visit.number, visit.steps)) in named
             ]
             nothing = lambda pair: Limits(0.0, 0.0)
-            compared = Compared(pairs, side, nothing, local)
+            compared = Compared(pairs, None, side, nothing, local)
         self.rounding: Mapping[Visit, Limits] = {
             pair.model: Limits(row.error, row.local_error or 0.0)
             for pair, row in zip(pairs, compared.rows, strict=True)
