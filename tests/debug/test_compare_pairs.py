@@ -9,8 +9,9 @@ import peex as px
 from peex.debug.layouts import error, Layouts, moved, tolerance
 from peex.debug.normal_keys import NormalKey
 from peex.debug.pairing import Pairing
+from peex.debug.rows import Compared, Limits
 from peex.debug.same_arrays import SameArrays
-from peex.debug.sides import AbstractSide, Visit
+from peex.debug.sides import AbstractSide, Replayed, Visit
 
 
 RANDOM = np.random.default_rng(0)
@@ -35,7 +36,9 @@ class Side(AbstractSide):
             self.visits.append(Visit(*call))
 
     def replay(self, given):
-        raise NotImplementedError
+        """Each call returns what it did, and some more."""
+        assert all(np.all(given[v].outputs[0] == v.outputs[0]) for v in self.visits)
+        return {v: Replayed(None, [v.outputs[0] + self.more]) for v in self.visits}
 
     def backward(self, weights):
         raise NotImplementedError
@@ -218,6 +221,20 @@ def test_the_layout_with_the_least_error():
     assert Layouts().best(array(4, 4), array(4, 4))[0] == (0, 1)
     assert layouts.best(x, array(3, 4)) is None
     assert Layouts().best(array(1), array())[0] == ()
+
+
+@pytest.mark.parametrize(("own", "differs"), [(0.0, True), (1e-9, False)])
+def test_what_is_rounding_alone_is_not_blamed(own, differs):
+    """As the mean of what was normalised, which is zero but for rounding."""
+    a, b = Side("mean"), Side("mean")
+    for side, more in ((a, own), (b, 2e-9)):
+        side.visits[0].outputs = [np.array([4e-9, -1e-9])]
+        side.more = more
+    limits = lambda pair: Limits(1e-4, 1e-5)
+    (row,) = Compared(Pairing(a, b, {}).pairs, a, b, limits, True).rows
+    assert row.error == 0 and row.local_error > 0.1
+    assert row.differs_locally == differs
+    assert Compared(Pairing(a, b, {}).pairs, a, b, limits, False).rows[0].note == ""
 
 
 @pytest.mark.parametrize(
