@@ -27,19 +27,8 @@ def as_logs(x: Any) -> Logs:
     if isinstance(x, Logs):
         return x
     if isinstance(x, str | os.PathLike):
-        x = _read(os.fspath(x))
+        x = Log.load(x)
     return Logs(Log(), x if isinstance(x, Log) else Log(x))
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    try:
-        from safetensors.numpy import load_file
-    except ImportError as error:
-        raise ImportError(
-            "`px.debug.compare` needs safetensors to read a file. Install it with "
-            '`pip install "peex[safetensors]"`.'
-        ) from error
-    return load_file(path)
 
 
 class LogSide(AbstractSide):

@@ -86,10 +86,26 @@ def test_a_file(logs, tmp_path):
         assert px.debug.compare(MODEL, given, X).culprits == ["second"]
 
 
+def test_a_saved_log_keeps_its_steps(tmp_path):
+    """So that a stack can be compared with layers in a list."""
+    pytest.importorskip("safetensors")
+    layers = [linear(0), linear(1)]
+    stack = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    run = lambda stack, x: jax.lax.scan(lambda x, f: (f(x), None), x, stack)[0]
+    _, log = px.ForwardHook(stack, where=["**", "**:in"], method=run)(X)
+    log.save(tmp_path / "log.safetensors")
+    wrong = eqx.tree_at(lambda m: m.parts[1].bias, Seq(layers), jnp.ones(4))
+    match = {"parts.*": "."}
+    result = px.debug.compare(wrong, tmp_path / "log.safetensors", X, match=match)
+    assert result.culprits == ["parts.1"]
+    assert [row.other for row in result.rows] == [".[0]", ".[1]"]
+
+
 def test_a_file_without_the_extra(monkeypatch):
     for name in ("safetensors", "safetensors.numpy"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"needs safetensors.*peex\[safetensors\]"):
+    expected = r"Log.load` needs safetensors.*peex\[safetensors\]"
+    with pytest.raises(ImportError, match=expected):
         px.debug.compare(MODEL, "log.safetensors", X)
 
 
