@@ -83,7 +83,8 @@ def compare(
     - `other`: what it is compared with: an Equinox module; a `torch.nn.Module`, which
         its own hooks look into; or a log of another run, as from another machine: a
         mapping from keys to arrays (of the forward pass), the [`peex.Logs`][] of both
-        passes, or the path of a safetensors file. A log has no local errors.
+        passes, or the path of a file, as [`peex.Log.save`][] writes it. A log has no
+        local errors.
     - `*args`: the arguments of the model.
     - `method`: what is called, as for [`peex.ForwardHook`][]; also of another Equinox
         module. It may map over a batch, `lambda model, xs: jax.vmap(model)(xs)`.
