@@ -44,10 +44,10 @@ def at_site(site: Site, value: Any) -> Any:
     kept = [keep(x) for x in leaves]
     if site.asked:
         _check_containers(site, leaves)
-    structure = jtu.tree_structure(
-        jtu.tree_unflatten(treedef, [0 if k else None for k in kept])
-    )
-    arrays = [x for x, k in zip(leaves, kept, strict=True) if k]
+    only = [x if k else None for x, k in zip(leaves, kept, strict=True)]
+    # Of arrays: there are containers that take anything else for a part of themselves.
+    structure = jtu.tree_structure(jtu.tree_unflatten(treedef, only))
+    arrays = [x for x in only if x is not None]
     arrays = iter(act(site, arrays, structure))
     new = [next(arrays) if k else x for x, k in zip(leaves, kept, strict=True)]
     return with_arrays(value, leaves, new)

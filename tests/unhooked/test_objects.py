@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from parts import Returning, Whole
+from parts import Outer, Returning, Whole
 from twin_case import linear
 
 import peex as px
@@ -213,3 +213,49 @@ def test_tied_weights_are_one_array_in_init_and_report():
     assert any("1" in key.split(".") for key in keys)  # the head ran
     assert list(px.BackwardHook(model, where="**").init(i).log) == keys
     assert set(px.report(model, i, where="**")) == set(keys)
+
+
+class Distribution:
+    """As there are in libraries: of its attributes those are children that are arrays,
+    and all others static.
+    """
+
+    def __init__(self, **attributes):
+        self.attributes = attributes
+
+
+def _flatten(distribution):
+    items = distribution.attributes.items()
+    children = {k: v for k, v in items if isinstance(v, jax.Array)}
+    static = tuple((k, v) for k, v in items if k not in children)
+    return tuple(children.values()), (tuple(children), static)
+
+
+def _unflatten(aux, children):
+    names, static = aux
+    return Distribution(**dict(zip(names, children, strict=True)), **dict(static))
+
+
+jax.tree_util.register_pytree_node(Distribution, _flatten, _unflatten)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_containers_that_keep_what_is_no_array_to_themselves(jit):
+    class Actor(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, x):
+            return Distribution(mean=self.scale * x, name="normal", scale=self.scale)
+
+    def run(hook):
+        hooked = px.ForwardHook(Outer(Actor(jnp.array(2.0))), hook, where="**")
+        out, log = hooked(jnp.arange(3.0))
+        return out.attributes["mean"], log["inner"].attributes
+
+    run = eqx.filter_jit(run) if jit else run
+    for hook in (None, px.ScaleHook(2.0)):
+        mean, logged = run(hook)
+        np.testing.assert_array_equal(mean, jnp.arange(3.0) * (2 if hook is None else 8))
+        assert logged["name"] == "normal" and logged["scale"] == (2 if not hook else 4)
+    report = px.report(Outer(Actor(jnp.array(2.0))), jnp.ones(3), where="**")
+    assert list(report.entries) == ["inner", "."]
