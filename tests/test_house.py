@@ -21,7 +21,8 @@ FLOORS = [
     {"_hooks"},
     {"_wrappers"},
     {"_report"},
-    {"_reach", "debug", "patching"},
+    {"_compare", "_reach", "patching"},
+    {"debug"},
     {""},  # `peex/__init__.py`
 ]
 FILES = sorted(ROOT.rglob("*.py"))

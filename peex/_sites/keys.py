@@ -72,3 +72,10 @@ def _is_ambiguous(text: str, names: Mapping[str, int]) -> bool:
     if "" in text.split(".") or names[text] > 1:
         return True
     return any(text[:i] in names for i, mark in enumerate(text) if mark in _MARKS)
+
+
+def input_key(site: str, number: int) -> str:
+    """The key in a log of the arguments of a call, by its site and which of its calls
+    it is.
+    """
+    return f"{site}:in#{number}" if number else f"{site}:in"

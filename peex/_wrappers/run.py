@@ -1,5 +1,6 @@
 """What the two wrappers share: running an instrumented model, and listening to it."""
 
+import dataclasses
 import functools as ft
 import sys
 from collections.abc import Callable
@@ -132,3 +133,18 @@ def call_method(model: Any, method: Method, args: Any, kwargs: Any) -> Any:
     if method == "__call__":
         return model(*args, **kwargs)
     return getattr(model, method)(*args, **kwargs)
+
+
+def as_function(method: Method) -> Callable[..., Any]:
+    """A method as a function of the model and its arguments."""
+    if callable(method):
+        return method
+    return _ByName(method)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByName:
+    name: str
+
+    def __call__(self, model: Any, *args: Any) -> Any:
+        return call_method(model, self.name, args, {})

@@ -5,18 +5,19 @@ should compute the same part; and whether hooks do what they should.
 holds `Blame`s. `FiniteLog` watches a training step, `first_nonfinite` and `blame` read
 its logs. `compare` hands back a `Comparison`: a `Row` for each two calls, a
 `ParameterRow` for each two parameters, and what is `Unmatched`. `selfcheck` checks
-hooks on a model; a `SelfCheck` holds each `Check`. What acts at sites in general is in
-`_hooks`; nothing of it belongs here.
+hooks on a model; a `SelfCheck` holds each `Check`. How two models are compared
+is in `_compare`. What acts at sites in general is in `_hooks`; nothing of it belongs
+here.
 """
 
-from .blamed import Blame as Blame
-from .compare import compare as compare
-from .compared import (
+from .._compare.compare import compare as compare
+from .._compare.compared import (
     ParameterRow as ParameterRow,
     Row as Row,
     Unmatched as Unmatched,
 )
-from .comparison import Comparison as Comparison
+from .._compare.comparison import Comparison as Comparison
+from .blamed import Blame as Blame
 from .finite_log import (
     blame as blame,
     FiniteLog as FiniteLog,

@@ -7,6 +7,7 @@ import numpy as np
 
 from .._report.calls import Call
 from .._report.result import Report
+from .._sites.keys import input_key
 from .aligned import aligned, Entry, Frame, Mask, nowhere
 from .recorded import Recorded
 
@@ -70,7 +71,7 @@ def calls_of(report: Report, recorded: Recorded) -> list[Seen]:
 
     def visit(call: Call, parent: Seen | None) -> None:
         here = parent
-        given = input_key(call)
+        given = input_key(call.site, call.number)
         if not call.is_inside and (call.key in forward or call.key in backward):
             here = Seen(
                 call,
@@ -91,15 +92,6 @@ def calls_of(report: Report, recorded: Recorded) -> list[Seen]:
     for call in report.tree.children:
         visit(call, None)
     return found
-
-
-def input_key(call: Call) -> str:
-    """The key of the arguments of a call."""
-    return input_key_of(call.site, call.number)
-
-
-def input_key_of(site: str, number: int) -> str:
-    return f"{site}:in" + (f"#{number}" if number else "")
 
 
 def largest(entry: Entry | None, mask: Mask, frame: Frame) -> float | None:

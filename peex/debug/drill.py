@@ -13,13 +13,13 @@ import numpy as np
 
 from .._errors import PeexError
 from .._log import Log
+from .._log.placed import in_order
 from .._report.report import report
 from .._report.result import Report
+from .._sites.keys import input_key
 from .aligned import aligned, Entry, Frame, Mask
 from .blamed import Blame
-from .calls import input_key
 from .causes import Cause
-from .order import in_order
 from .recorded import Question, record
 
 
@@ -57,7 +57,7 @@ def drilled(
             continue
         for cause, blame in mine:
             call = cause.seen.call
-            given = input_key(call)
+            given = input_key(call.site, call.number)
             known[blame] = names.look(blame, call.key, given, cause.mask, cause.frame)
     return known
 

@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Int, PyTree
 from .._errors import LogValueError
 from .._hooks.log_fns import AbstractLog
 from .._log import Log
+from .._log.placed import in_order, Placed
 from .._wrappers.value_and_grad import Logs
 from .blamed import as_examples, Blame
 from .magnitude import is_bad
-from .order import in_order, Placed
 
 
 if TYPE_CHECKING:

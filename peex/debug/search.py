@@ -1,7 +1,7 @@
 """Finding what made a value or a gradient that isn't finite."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from .._report.report import report
 from .._report.result import Report
 from .._sites.patterns import logged_matches
 from .._wrappers.plan import check_method
-from .._wrappers.run import call_method
+from .._wrappers.run import as_function
 from .._wrappers.types import Method, Where
 from .blamed import Blame
 from .blames import blames_of
@@ -136,21 +136,6 @@ def find_nonfinite(
         )
         producers = [drilled_outside(fn, model, args, outside) if drill else outside]
     return NonFinite(value, gradients, tuple(producers), tuple(masked), lost)
-
-
-def as_function(method: Method) -> Callable[..., Any]:
-    """A method as a function of the model and its arguments."""
-    if callable(method):
-        return method
-    return _ByName(method)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ByName:
-    name: str
-
-    def __call__(self, model: Any, *args: Any) -> Any:
-        return call_method(model, self.name, args, {})
 
 
 def _name(method: Method) -> str:

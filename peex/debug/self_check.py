@@ -17,10 +17,10 @@ from .._log import Log
 from .._report.report import report
 from .._wrappers.forward import ForwardHook
 from .._wrappers.plan import check_method
+from .._wrappers.run import as_function
 from .._wrappers.types import Method
 from .._wrappers.value_and_grad import value_and_grad
 from .recorded import scalar_of, value_of
-from .search import as_function
 from .self_checked import Check, SelfCheck
 
 

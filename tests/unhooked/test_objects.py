@@ -255,7 +255,9 @@ def test_containers_that_keep_what_is_no_array_to_themselves(jit):
     run = eqx.filter_jit(run) if jit else run
     for hook in (None, px.ScaleHook(2.0)):
         mean, logged = run(hook)
-        np.testing.assert_array_equal(mean, jnp.arange(3.0) * (2 if hook is None else 8))
+        np.testing.assert_array_equal(
+            mean, jnp.arange(3.0) * (2 if hook is None else 8)
+        )
         assert logged["name"] == "normal" and logged["scale"] == (2 if not hook else 4)
     report = px.report(Outer(Actor(jnp.array(2.0))), jnp.ones(3), where="**")
     assert list(report.entries) == ["inner", "."]

@@ -8,10 +8,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._log import Log
-from .._sites.keys import split_call
+from .._sites.keys import input_key, split_call
 from .._sites.places import places
 from .._wrappers.value_and_grad import Logs
-from .calls import input_key_of
 from .entries import arrays_at, entries_of
 from .sides import AbstractSide, Arrays, Backward, Given, Replayed, Visit
 
@@ -53,7 +52,7 @@ class LogSide(AbstractSide):
         cotangents: dict[Visit, Arrays] = {}
         for entry in entries_of(log, keys):
             site, number = split_call(entry.key)
-            given = input_key_of(site, number or 0)
+            given = input_key(site, number or 0)
             visit = Visit(
                 site or ".",
                 number or 0,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import peex as px
-from peex.debug.layouts import error, Layouts, moved, tolerance
-from peex.debug.normal_keys import NormalKey
-from peex.debug.pairing import Pairing
-from peex.debug.rows import Compared, Limits
-from peex.debug.same_arrays import SameArrays
-from peex.debug.sides import AbstractSide, Replayed, Visit
+from peex._compare.layouts import error, Layouts, moved, tolerance
+from peex._compare.normal_keys import NormalKey
+from peex._compare.pairing import Pairing
+from peex._compare.rows import Compared, Limits
+from peex._compare.same_arrays import SameArrays
+from peex._compare.sides import AbstractSide, Replayed, Visit
 
 
 RANDOM = np.random.default_rng(0)

@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from .._log import Axis, Log
-from .._log.order import numbered
+from .axes import Axis
+from .log import Log
+from .order import numbered
 
 
 @dataclasses.dataclass(frozen=True)

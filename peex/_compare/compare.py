@@ -7,6 +7,7 @@ from .._errors import PeexError, SiteNotFoundError
 from .._sites.patterns import nearest
 from .._sites.places import places
 from .._wrappers.plan import check_method
+from .._wrappers.run import as_function
 from .._wrappers.types import Method
 from .both_backward import both_backward
 from .comparable import check_inference, check_inputs
@@ -17,7 +18,6 @@ from .layouts import tolerance
 from .pairing import does_not_fit, Pairing, shapes_of
 from .parameter_rows import parameter_rows
 from .rows import Compared
-from .search import as_function
 from .side_equinox import EquinoxSide
 from .side_log import as_logs, is_log, LogSide
 from .side_torch import is_torch_module, TorchSide

@@ -16,12 +16,11 @@ from .._hooks.log_fns import IdentityLog
 from .._log import Log
 from .._report.report import report
 from .._report.result import Call
-from .._sites.keys import split_call
+from .._sites.keys import input_key, split_call
 from .._sites.places import places
 from .._sites.walk import is_function
 from .._wrappers.forward import ForwardHook
 from .._wrappers.value_and_grad import value_and_grad
-from .calls import input_key
 from .entries import arrays_at, entries_of, Entry
 from .own_parameters import OwnParameters
 from .sides import AbstractSide, Arrays, Backward, Given, numeric, Replayed, Visit
@@ -78,7 +77,7 @@ class EquinoxSide(AbstractSide):
         self._sites.remove(site)
 
     def _add(self, call: Call, entry: Entry) -> None:
-        place = _Place(entry.key, input_key(call), entry.index)
+        place = _Place(entry.key, input_key(call.site, call.number), entry.index)
         arrays = lambda key: arrays_at(self.log[key], place.index)
         leaf = not any(
             site != call.site and (call.site == "." or _is_inside(site, call.site))

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._log import Log
-from .order import in_order
+from .._log.placed import in_order
 from .sides import numeric
 
 
