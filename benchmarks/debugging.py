@@ -21,7 +21,7 @@ from .rows import Bench, duration, Figure, Outcome
 from .timing import Program, race
 
 
-_MODELS = {
+MODELS = {
     "transformer": models.Transformer,
     "scanned transformer": models.ScannedTransformer,
 }
@@ -31,9 +31,9 @@ def loss(model: Any, xs: Array) -> Array:
     return jnp.mean(jax.vmap(model)(xs) ** 2)
 
 
-def _made(bench: Bench, case: str) -> tuple[Any, Array]:
+def made(bench: Bench, case: str) -> tuple[Any, Array]:
     sizes = bench.sizes
-    model = _MODELS[case](sizes, key=jr.key(0))
+    model = MODELS[case](sizes, key=jr.key(0))
     return model, jr.normal(jr.key(1), (sizes.batch, sizes.tokens, sizes.width))
 
 
@@ -46,7 +46,7 @@ def _watched(model: Any, xs: Array, on: Array) -> Any:
 
 def watch(bench: Bench, case: str, on: bool) -> Outcome:
     """A step of which all sites are watched, in both passes."""
-    model, xs = _made(bench, case)
+    model, xs = made(bench, case)
     calls = {
         "unhooked": Call(eqx.filter_value_and_grad(loss), (model, xs)).compiled(),
         "peex": Call(_watched, (model, xs, jnp.array(on))).compiled(),
@@ -78,7 +78,7 @@ def _checked(model: Any, xs: Array) -> Any:
 
 def one_run(bench: Bench, case: str) -> Outcome:
     """The compiled program of `find_nonfinite`, without the search for an operation."""
-    model, xs = _made(bench, case)
+    model, xs = made(bench, case)
     question = _question(model, xs)
     recorded = lambda model, xs: record_compiled(question, model, (xs,))
     checked = lambda model, xs: _checked(model, xs)
@@ -114,7 +114,7 @@ def first_call(bench: Bench, case: str) -> Outcome:
     """Tracing, compiling and running, of `find_nonfinite` and of the step itself; each
     time of another function, of which nothing is kept.
     """
-    model, xs = _made(bench, case)
+    model, xs = made(bench, case)
 
     def fresh() -> Callable[..., Any]:
         return lambda model, xs: loss(model, xs)
@@ -148,7 +148,7 @@ def first_call(bench: Bench, case: str) -> Outcome:
     )
 
 
-_EVERY = tuple(_MODELS)
+_EVERY = tuple(MODELS)
 
 FIGURES = (
     Figure(

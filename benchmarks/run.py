@@ -24,6 +24,7 @@ from benchmarks import (
     compiled,
     debugging,
     models,
+    monitoring,
     patching,
     splice,
     timing,
@@ -41,6 +42,7 @@ FIGURES = (
     *attribution.FIGURES,
     *splice.FIGURES,
     *debugging.FIGURES,
+    *monitoring.FIGURES,
 )
 
 _PACKAGES = (

@@ -25,7 +25,8 @@ computed (activations) and received (cotangents), or changes them on the way.
   logs, `accumulate` a stored one; find the examples of the `TopK` (`TopKEntry`).
 - Name a value in a model's own code: `probe`. See into a primitive of your own:
   `register_rule`.
-- Experiments with two runs: `patching`. Runs that went wrong: `debug`.
+- Experiments with two runs: `patching`. Runs that went wrong: `debug`. What a training
+  is like as it goes on: `monitoring`.
 - Keep state, named by the paths of the model: `StateEntry` marks it, `StateKey` stands
   for it once `export_state` has taken it out; `update_state`, `import_state`.
 - Let go of what calls have left in caches: `clear_caches`.
@@ -34,7 +35,7 @@ computed (activations) and received (cotangents), or changes them on the way.
   `LogTooLargeError`, `NotInitialisedError`, `NonFiniteError`, `NotCloseError`.
 """
 
-from . import debug as debug, patching as patching
+from . import debug as debug, monitoring as monitoring, patching as patching
 from ._caches import clear_caches as clear_caches
 from ._engine.rules.registered import register_rule as register_rule
 from ._errors import (

@@ -26,6 +26,7 @@ from benchmarks import (
     contestants,
     debugging,
     models,
+    monitoring,
     patching,
     run,
     splice,
@@ -160,6 +161,13 @@ def test_looking_for_what_is_not_finite(bench):
     assert list(on.cells) == list(off.cells) == ["unhooked", "peex"]
     outcome = debugging.one_run(bench, "scanned transformer")
     assert list(outcome.cells) == ["unhooked", "peex", "checkify"]
+
+
+def test_monitored_steps(bench):
+    for measure in (monitoring.monitored_on, monitoring.monitored_off):
+        outcome = measure(bench, "scanned transformer")  # which looks at the state
+        assert list(outcome.cells) == ["unhooked", "peex"]
+        assert outcome.data["state_bytes"] < 10_000
 
 
 def test_the_first_call_is_traced_anew(bench):

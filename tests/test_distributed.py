@@ -11,6 +11,7 @@ import pytest
 
 WORKER = textwrap.dedent(
     """
+    import pathlib
     import sys
 
     import equinox as eqx
@@ -58,6 +59,18 @@ WORKER = textwrap.dedent(
         whole = process_allgather(log, tiled=True)
         np.testing.assert_allclose(whole["layers.0"], other["layers.0"], 1e-6, 1e-6)
         assert whole.to_dict()["axes"]["layers.0"][0]["size"] == 8
+
+    # What a monitor keeps is the same for both, and for one alone.
+    stats = px.monitoring.Stats("mean", "rms", "std", "max", "zeros")
+    monitor = px.monitoring.Monitor(loss, forward=stats, where="layers.0")
+    state = monitor.init(model, everything)
+    step = eqx.filter_jit(lambda model, state, xs: monitor(model, state, xs)[0][1])
+    mine, _ = monitor.read(step(model, state, xs))
+    wanted, _ = monitor.read(step(model, state, jnp.asarray(everything)))
+    assert list(mine) == list(wanted) and len(mine) == 5
+    np.testing.assert_allclose(list(mine.values()), list(wanted.values()), 1e-5, 1e-6)
+    path = pathlib.Path(sys.argv[3])
+    px.monitoring.JSONL(path / f"{rank}.jsonl")(1, mine)
     print("done", rank)
     """
 )
@@ -73,7 +86,7 @@ def test_two_processes(tmp_path):
     env = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(worker), str(port), str(rank)],
+            [sys.executable, str(worker), str(port), str(rank), str(tmp_path)],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,3 +103,5 @@ def test_two_processes(tmp_path):
     for rank, (process, out) in enumerate(zip(processes, outs, strict=True)):
         assert process.returncode == 0, out
         assert f"done {rank}" in out
+    # Only the first one writes.
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["0.jsonl"]

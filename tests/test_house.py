@@ -21,7 +21,7 @@ FLOORS = [
     {"_hooks"},
     {"_wrappers"},
     {"_report"},
-    {"_compare", "_reach", "patching"},
+    {"_compare", "_reach", "monitoring", "patching"},
     {"debug"},
     {""},  # `peex/__init__.py`
 ]

@@ -47,7 +47,7 @@ def test_page(page):
 
 
 def documented():
-    for public in (px, px.debug, px.patching):
+    for public in (px, px.debug, px.monitoring, px.patching):
         for name in getattr(public, "__all__", dir(public)):
             thing = getattr(public, name)
             if getattr(thing, "__module__", "").startswith("peex"):

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Inexact, PyTree, UInt32
 
+from . import two_words
 from .accumulators import AbstractAccumulator
 
 
@@ -35,7 +36,7 @@ class MomentsEntry(eqx.Module):
         floating point number.
         """
         if isinstance(self.words, Tracer):
-            return _number(self.words, self.m2.dtype)
+            return two_words.number(self.words, self.m2.dtype)
         words = np.asarray(self.words).astype(np.int64)
         count = words[..., 0] + (words[..., 1] << 32)
         return int(count) if count.ndim == 0 else count
@@ -52,7 +53,7 @@ class MomentsEntry(eqx.Module):
 
     @property
     def _n(self) -> Any:
-        return _number(self.words, self.m2.dtype)
+        return two_words.number(self.words, self.m2.dtype)
 
 
 class _Summary(NamedTuple):
@@ -142,7 +143,7 @@ class Moments(AbstractAccumulator):
         n = _at_least_one(jnp.asarray(self._size(x), x.dtype))
         mean = jnp.sum(x, self.axis, keepdims=True) / n
         m2 = jnp.sum(_square(x - mean), self.axis)
-        return MomentsEntry(mean.reshape(m2.shape), m2, _words(self._size(x)))
+        return MomentsEntry(mean.reshape(m2.shape), m2, two_words.of(self._size(x)))
 
     def _size(self, x: Any) -> Any:
         """How many elements of an array are merged."""
@@ -210,25 +211,13 @@ def _like(n: Any, ndim: int) -> Any:
     return n.reshape(n.shape + (1,) * (ndim - n.ndim))
 
 
-def _words(n: Any) -> Any:
-    if not isinstance(n, int):  # a symbolic one, as in `jax.export`
-        n = jnp.asarray(n).astype(jnp.uint32)
-        return jnp.stack([n, jnp.zeros_like(n)])
-    return jnp.array([n % 2**32, n >> 32], jnp.uint32)
-
-
 def _at_least_one(n: Any) -> Any:
     return jnp.where(n == jnp.zeros_like(n), jnp.ones_like(n), n)
 
 
-def _number(words: Any, dtype: Any) -> Any:
-    low, high = words[..., 0], words[..., 1]
-    return low.astype(dtype) + high.astype(dtype) * jnp.asarray(2.0**32, dtype)
-
-
 def _merged(a: MomentsEntry, b: MomentsEntry) -> MomentsEntry:
-    words = _added(a.words, b.words)
-    n = _at_least_one(_number(words, a.m2.dtype))
+    words = two_words.added(a.words, b.words)
+    n = _at_least_one(two_words.number(words, a.m2.dtype))
     share = _like(b._n / n, a.m2.ndim)
     apart = b.mean - a.mean
     m2 = a.m2 + b.m2 + _square(apart) * (_like(a._n, a.m2.ndim) * share)
@@ -239,37 +228,16 @@ def _merged_axis(entry: MomentsEntry) -> MomentsEntry:
     """Along the first axis: by the mean of the means, and what rounding leaves of the
     distances from it.
     """
-    words = _summed(entry.words)
+    words = two_words.summed(entry.words)
     ndim = entry.m2.ndim
     each = _like(entry._n, ndim)
-    n = _like(_at_least_one(_number(words, entry.m2.dtype)), ndim - 1)
+    n = _like(_at_least_one(two_words.number(words, entry.m2.dtype)), ndim - 1)
     share = (each / n[None]).astype(entry.mean.dtype)
     mean = jnp.sum(share * entry.mean, axis=0)
     apart = entry.mean - mean[None]
     off = jnp.sum(share * apart, axis=0)
     m2 = jnp.sum(entry.m2 + each * _square(apart), axis=0) - n * _square(off)
     return MomentsEntry(mean + off, jnp.maximum(m2, jnp.zeros_like(m2)), words)
-
-
-def _added(a: Any, b: Any) -> Any:
-    """The sum of two counts of two words."""
-    low = a[..., 0] + b[..., 0]
-    carry = (low < a[..., 0]).astype(jnp.uint32)
-    return jnp.stack([low, a[..., 1] + b[..., 1] + carry], axis=-1)
-
-
-def _summed(words: Any) -> Any:
-    """The sum of counts along the first axis, by parts of 8 bits: so up to 2^24 of
-    them don't overflow.
-    """
-    low, high = words[..., 0], words[..., 1]
-    sum_ = lambda x: jnp.sum(x, axis=0, dtype=jnp.uint32)
-    total = jnp.stack([jnp.zeros_like(sum_(low)), sum_(high)], axis=-1)
-    for shift in (0, 8, 16, 24):
-        part = sum_((low >> jnp.uint32(shift)) & jnp.uint32(255))
-        over = part >> jnp.uint32(32 - shift) if shift else jnp.zeros_like(part)
-        total = _added(total, jnp.stack([part << jnp.uint32(shift), over], axis=-1))
-    return total
 
 
 def _of_sums(sums: _Sums) -> MomentsEntry:

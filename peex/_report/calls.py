@@ -31,6 +31,8 @@ class Call(HasParameters):
     - `outputs`: the output, likewise.
     - `axes`: the axes that the output gains in a log, in their order, as a
         [`peex.Log`][] has them: `kind`, `size`, and `loop` where a step axis is of one.
+    - `stacked`: of each of the axes, whether it is one of stacked layers: a step axis
+        of a `scan` over parameters, rather than over data.
     - `log`: the output with these axes, as `px.IdentityLog` records it.
     - `when`: `"always"`; `"conditional"`, in a branch of a `cond` or `switch`; or
         `"last of many"`, in a `while` loop, of which a log holds the last iteration.
@@ -55,6 +57,7 @@ class Call(HasParameters):
     inputs: Any
     outputs: Any
     axes: tuple[Axis, ...]
+    stacked: tuple[bool, ...]
     log: Any
     when: str
     parameters: tuple[Parameter, ...]

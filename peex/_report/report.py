@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from .._engine.messages import Axes
 from .._engine.numbering import Numbering
 from .._engine.signature import TapSpec
 from .._engine.site import Side, Site
 from .._engine.values import once
 from .._log import described
 from .._program.call_tree import Node
+from .._program.layers import Scans
 from .._sites.chosen import Chosen
 from .._sites.patterns import with_places
 from .._sites.places import Place, places, public_methods, static_modules
@@ -197,6 +199,7 @@ class _Known:
         # The arrays of a program, each once, and the places that each has in the copy.
         arrays = lambda tree: [x for x in jtu.tree_leaves(tree) if is_array_or_shape(x)]
         unique, places = once(arrays(model))
+        self.num_arrays = len(unique)
         self._positions: list[list[int]] = [[] for _ in unique]
         for i, x in zip(places, arrays(copy), strict=True):
             self._positions[i].append(id(x))
@@ -249,6 +252,7 @@ def _calls(
     # Loops are counted as in the log, then those in which nothing is logged.
     ordered = sorted(abstract.calls.logged, key=lambda node: not log_keys[id(node)])
     axes = described({id(n): n.after.info.axes for n in ordered if n.after is not None})
+    scans = Scans(abstract.jaxpr, known.num_arrays)
     made: dict[int, Call] = {}
 
     def make(node: Node) -> Call:
@@ -265,6 +269,7 @@ def _calls(
             inputs=_own(node.before),
             outputs=_own(node.after),
             axes=axes[id(node)],
+            stacked=_stacked(node.after.info.axes, scans),
             log=_tree(node.after, 0),
             when=_when(node),
             parameters=() if kind else known.of(site),
@@ -283,6 +288,11 @@ def _calls(
     for root in filter(is_shown, abstract.calls.roots):
         make(root)
     return made
+
+
+def _stacked(axes: Axes, scans: Scans) -> tuple[bool, ...]:
+    loops = [scans.takes_layers(axes.loops[: i + 1]) for i in range(len(axes.steps))]
+    return (*[False] * len(axes.devices), *loops, *[False] * len(axes.batch))
 
 
 def _when(node: Node) -> str:
