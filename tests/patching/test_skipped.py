@@ -28,6 +28,10 @@ def linear(i):
     return eqx.nn.Linear(3, 3, key=jr.key(i))
 
 
+def half(module):
+    return jax.tree.map(lambda x: x.astype(jnp.float16), module)
+
+
 def steps(cell, xs, reverse=False):
     step = lambda h, x: (cell(x, h),) * 2
     return lax.scan(step, jnp.zeros(3), xs, reverse=reverse)
@@ -123,7 +127,7 @@ class Weak(eqx.Module):
 
 
 def weakly(model, xs):
-    step = lambda h, x: (h * model.a(x) + model.b(x).astype(h.dtype), None)
+    step = lambda h, x: (h * model.a(x) + model.b(x), None)
     return lax.scan(step, jnp.ones(3, jnp.float16), xs)[0]
 
 
@@ -198,7 +202,7 @@ CASES = {
     "a branch": (
         TWO,
         in_a_branch,
-        (XS, XS * jnp.array([1, -1, -1])),
+        (XS, XS.at[:, 1:].multiply(-1.0)),
         None,
         "time unit",
         {"b"},
@@ -237,7 +241,7 @@ CASES = {
         {"a", "a#1", "b"},
     ),
     "weak types": (
-        Two(Weak(jnp.ones(3, jnp.float16)), linear(1)),
+        Two(Weak(jnp.ones(3, jnp.float16)), half(linear(1))),
         weakly,
         (XS.astype(jnp.float16), -XS.astype(jnp.float16)),
         ["b"],
