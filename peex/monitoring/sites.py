@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from .._report.report import report
 from .._report.result import Call
+from .._sites.keys import input_key, split_call
 from .._sites.patterns import logged_matches
 from .state import ARGUMENTS
 
@@ -50,16 +51,15 @@ def sites_of(monitor: Any, model: Any, args: Any, kwargs: Any) -> Sites:
             found = of_where = of_where or calls(monitor.where)
         add(prefix, found)
         if not prefix:
-            inputs = [(key, _input(c)) for key, c in found.items() if _asks(stats, c)]
+            inputs = [
+                (key, input_key(c.site, c.number))
+                for key, c in found.items()
+                if _asks(stats, c)
+            ]
     if inputs:
-        keys = dict.fromkeys(key.partition("#")[0] for _, key in inputs)
+        keys = dict.fromkeys(split_call(key)[0] for _, key in inputs)
         add(ARGUMENTS, calls(list(keys)))
     return Sites(stacked, sizes, tuple(inputs))
-
-
-def _input(call: Call) -> str:
-    """The key of the arguments of a call."""
-    return f"{call.site}:in#{call.number}" if call.number else f"{call.site}:in"
 
 
 def _asks(stats: Any, call: Call) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 
 from .._log import Log
+from .._sites.keys import split_call
 from .._sites.walk import with_fields
 from .._wrappers.forward import ForwardHook
 from .._wrappers.value_and_grad import Logs, value_and_grad
@@ -42,7 +43,7 @@ def step_of(
     loss, trainable, has_aux = monitor.loss, monitor.trainable, monitor.has_aux
     hooked = model
     if inputs:
-        where = list(dict.fromkeys(key.partition("#")[0] for _, key in inputs))
+        where = list(dict.fromkeys(split_call(key)[0] for _, key in inputs))
         log = Switched(_ARGUMENTS, on)
         hooked = ForwardHook(model, None, log, where=where, method=loss)
         loss, has_aux = _Hooked(monitor.has_aux), True
